@@ -44,7 +44,7 @@ controllers:
   - {name: high, triggers: [on_step_end], rule: "loss > spike * mean(loss, 20)", operations: [hfcontrols.should_log]}
   - name: stop
     triggers: [on_step_end]
-    rule: times_fired("high") > 5 and steps_since("high") < 20 * least and holding("high")
+    rule: times_fired("high") > 5 and steps_since("high") < 20 * least and streak("high") > 0
     cooldown: 30
     operations: [hfcontrols.should_training_stop]
 """

@@ -252,11 +252,14 @@ controllers:
 
 SETTLED = f"""
 controllers:
-  - {{name: every_third, triggers: [on_evaluate], rule: "fired('settled') or len(eval_loss) % 3 == 0", {_SAVE}}}
+  - name: every_third
+    triggers: [on_evaluate]
+    rule: times_fired('settled') > 0 or len(eval_loss) % 3 == 0
+    {_SAVE}
   - name: settled
     triggers: [on_step_end]
     rule: len(loss) > 100 and std(loss, 100) < 0.35 * mean(loss, 100) and slope(loss, 100) > -0.0005
-    patience: {{patience_threshold: 10}}
+    for: 11
     {_STOP}
 """
 

@@ -94,7 +94,7 @@ EXAMPLES: Final = {
         "steptape backtest loss_spike --history logs --rename train/loss=loss",
     ),
     "certify": (
-        "steptape certify rules.yaml --store runs --set patience=1:20:1 --risk 'regret > 1%' --at-most 10%",
+        "steptape certify rules.yaml --store runs --set patience=1..20 --risk 'regret > 1%' --at-most 10%",
         "steptape certify --check certificate.json --store runs",
     ),
     "check": ("steptape check rules.yaml --store runs",),
@@ -140,7 +140,7 @@ EXAMPLES: Final = {
     "serve": ("steptape serve runs", "steptape serve runs --rules-folder rules --port 0"),
     "show": ("steptape show digits --store runs", "steptape show digits --store runs --plot eval_loss --plot lr"),
     "sweep": (
-        "steptape sweep rules.yaml --store runs --set spike=1.5:5:0.5",
+        "steptape sweep rules.yaml --store runs --set spike=1.5..5..0.5",
         "steptape sweep 'stop if eval_loss has not improved for {2..10} evaluations' --store runs --split families",
     ),
     "tail": (

@@ -54,7 +54,7 @@ SetOption = Annotated[
 ]
 ValuesOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: a list 1,2,3 or a range FIRST:LAST:STEP."),
+    typer.Option("--set", metavar="PARAM=VALUES", help="Values to try: a list 1,2,3 or a range FIRST..LAST..STEP."),
 ]
 ObjectiveOption = Annotated[
     list[str] | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..replay.runs.event_stream import idle_renames
 from ..replay.runs.objective import Objective, Saves, declared_objective
 from ..replay.runs.risk import AT_MOST_TEXT, CONFIDENCE, RISK_TEXT, Risk, confidence_of, risk_of
 from ..rules.policy_file.policy import Policy, load_variants
-from ..rules.policy_file.sentences import is_sentence, stepped
+from ..rules.policy_file.sentences import is_sentence, values_to_try
 from ..rules.readings.reading import Param
 from ..store.errors import TelemetryError
 from ..store.run import Run
@@ -31,8 +32,8 @@ _AUTO: Final = "auto"
 #: Seconds to wait for the head of a Ray cluster.
 _REACHABLE_S: Final = 10.0
 
-#: Numbers of a range: FIRST, LAST and STEP.
-_ENDS: Final = 3
+#: The ends of a range, and its step, with colons between them.
+_COLONS: Final = re.compile(r"([-+.\d]+):([-+.\d]+)(?::([-+.\d]+))?")
 
 
 def judging_of(options: JudgingOptions) -> Judging:
@@ -148,7 +149,7 @@ def variants_asked(policy: str, settings: Sequence[str] | None, options: RunsOpt
     """
     axes = axes_of(settings or ())
     if not axes and not is_sentence(policy):
-        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3 or --set patience=1:20:1")
+        raise typer.BadParameter("give the values to try, such as --set patience=1,2,3 or --set patience=1..20")
     if out is not None:
         check_output(out)
     loaded, choices = load_variants(rules_named(policy))
@@ -177,9 +178,14 @@ def _axis(setting: str) -> tuple[str, list[Param]]:
     name, equals, text = setting.partition("=")
     if not equals or not name or not text:
         raise typer.BadParameter(f"--set takes PARAM=VALUES; got {setting!r}")
-    values = [value for part in text.split(",") for value in _values(part)]
-    # A dict treats True and 1 as one key, but params of one name are of one type.
-    return name, list(dict.fromkeys(values))
+    if (colons := _COLONS.search(text)) is not None:
+        first, last, step = colons.groups("1")
+        fix = f"{first}..{last}" + f"..{step}" * (step != "1")
+        raise typer.BadParameter(f"--set {name}: a range is FIRST..LAST..STEP; got {text!r}. Write {fix}.")
+    try:
+        return name, values_to_try(text, setting_value)
+    except ValueError as error:
+        raise typer.BadParameter(f"--set {name}: {error}; got {text!r}. Write 3..10 or 3..10..2.") from None
 
 
 def check_numbers(axes: Mapping[str, Sequence[Param]], params: Mapping[str, Param]) -> None:
@@ -187,18 +193,5 @@ def check_numbers(axes: Mapping[str, Sequence[Param]], params: Mapping[str, Para
     for name, values in axes.items():
         text = next((value for value in values if isinstance(value, str)), None)
         if text is not None and not isinstance(params.get(name, ""), (str, bool)):
-            shape = "a list, such as 1,2,3, or a range FIRST:LAST:STEP, such as 1:2:0.5"
+            shape = "a list, such as 1,2,3, or a range FIRST..LAST..STEP, such as 1..2..0.5"
             raise typer.BadParameter(f"--set {name} takes numbers: {shape}; got {text!r}")
-
-
-def _values(text: str) -> list[Param]:
-    """Parse one value, or a range ``first:last:step`` whose last value is included if the steps reach it."""
-    if ":" not in text:
-        return [setting_value(text)]
-    ends = text.split(":")
-    if len(ends) != _ENDS:
-        raise typer.BadParameter(f"a range is FIRST:LAST:STEP, such as 2:5:0.5; got {text!r}")
-    try:
-        return stepped(*ends)
-    except ValueError as error:
-        raise typer.BadParameter(f"a range FIRST:LAST:STEP {error}; got {text!r}") from None

@@ -152,7 +152,7 @@ def command_line() -> str:
 
 def with_functions(page: str, is_core: bool) -> str:
     """Return the page with the table of the functions in the core of the language, or of all others."""
-    shown = [row for name, row in FUNCTIONS.items() if (name in CORE) is is_core]
+    shown = [row for name, row in FUNCTIONS.items() if (name in CORE) is is_core and not row.is_of_trac]
     rows = "".join(f"| `{row.signature.replace('), ', ')`, `')}` | {row.meaning} |\n" for row in shown)
     return _FUNCTION_TABLE.sub(lambda _: rows, page, count=1)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-#: Functions.
+#: Functions. In a sentence, ``{}`` stands for the arguments of the call.
 FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("avg", "average", "nanmean", "reduce_mean", "rolling_mean"), "mean"),
     **dict.fromkeys(("running_mean", "moving_average", "moving_avg", "sma", "avg_over_time"), "mean"),
@@ -28,14 +28,22 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("absent_over_time", "missing", "no_data"), "Write absent(loss, steps=500)."),
     **dict.fromkeys(("fresh", "stale", "timestamp"), "Write age(loss), the steps since the newest value."),
     **dict.fromkeys(("changes", "resets"), "Write sum(delta(loss) != 0, last=50)."),
-    **dict.fromkeys(("ever", "once"), 'Write peak(loss > 2) == 1, or fired("name") of a controller.'),
+    **dict.fromkeys(("ever", "once"), 'Write peak(loss > 2) == 1, or times_fired("name") > 0 of a controller.'),
     "always": "Write trough(loss > 2) == 1.",
     "since": 'Write streak(loss <= 2) for values, or steps_since("name") of a controller.',
     "predict_linear": 'Write loss + 500 * slope(loss, 50, per="step").',
     "cumsum": "A sum needs a window, as in sum(loss, steps=500).",
     **dict.fromkeys(("clip", "clamp_min", "clamp_max"), "clamp"),
     "sgn": "sign",
-    **dict.fromkeys(("cleared", "resolved"), "Write not raised(\"name\") of a controller with 'clear'."),
+    "fired": "Write times_fired({}) > 0.",
+    "holding": "Write streak({}) > 0.",
+    "true_now": "Write streak({}) > 0, which counts this event's result of a controller above.",
+    "changed": "Write age({}) == 0, or use the trigger on_state:NAME.",
+    **dict.fromkeys(
+        ("raised", "is_raised", "cleared", "resolved"),
+        "Write a state, as in states: {level: [{high: loss > 3}, {low: loss < 2}]}, and level == 'high' in the rule.",
+    ),
+    **dict.fromkeys(("isnan", "is_nan"), "Write not isfinite({}), or {} != {} for NaN alone."),
     **dict.fromkeys(("where", "iff", "ifelse", "coalesce", "fillna"), "Write a if condition else b."),
     **dict.fromkeys(("median_abs_deviation", "mad_over_time"), "mad"),
     **dict.fromkeys(("first_value", "baseline"), "initial"),
@@ -53,7 +61,7 @@ FUNCTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("isinf", "is_inf"), "Write not isfinite(loss), which is true for NaN, too."),
     **dict.fromkeys(("isnull", "isna", "is_null"), "Write len(loss) == 0 for a series without a value."),
     "is_finite": "isfinite",
-    **dict.fromkeys(("active", "firing", "is_raised"), "raised"),
+    **dict.fromkeys(("active", "firing"), 'Write streak("name") > 0.'),
     **dict.fromkeys(
         ("is_fraction_point", "fraction_point", "every_fraction", "at_fraction", "at_progress"),
         "Write milestone(at=0.25).",
@@ -133,8 +141,7 @@ CONSTANTS: Final[Mapping[str, str]] = {
 }
 #: Names of numbers that are not finite, each with the test for it.
 NOT_FINITE: Final[Mapping[str, str]] = {
-    "nan": "isnan({})",
-    **dict.fromkeys(("inf", "infinity"), "not isfinite({})"),
+    **dict.fromkeys(("nan", "inf", "infinity"), "not isfinite({})"),
 }
 
 #: Arguments that give the length of a window, and units of time in their place.
@@ -204,6 +211,7 @@ ROOT_KEYS: Final[Mapping[str, str]] = {
     "record": "Write define: {name: expression}.",
     "groups": "controllers",
     **dict.fromkeys(("state_machine", "phases", "classes"), "states"),
+    "series": "Leave it out: 'steptape check --against RUNS' finds a name that no run has.",
     **dict.fromkeys(("rule", "message", "cooldown", "every", "requires", "severity", "patience"), _IN_A_CONTROLLER),
 }
 
@@ -236,7 +244,7 @@ ADMISSION_KEYS: Final[Mapping[str, str]] = {
 #: Keys of a controller's patience.
 PATIENCE_KEYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("threshold", "count", "patience", "times"), "patience_threshold"),
-    "steps": "Patience counts true answers, as in patience_threshold: 3. For a number of steps write 'for: 3'.",
+    "steps": "Patience counts true answers. Write 'for: 3' for three in a row.",
 }
 
 #: Keys of an escalation.

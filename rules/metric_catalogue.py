@@ -187,7 +187,7 @@ CATALOGUE: Final = (
         "Gradients/clip_rate",
         "gradients",
         "share of the last 10 emissions that were clipped",
-        'mean(series("Gradients/clipped"), 10)',
+        'mean("Gradients/clipped", 10)',
         Cadence.EMISSION,
     ),
     CatalogueEntry("Gradients/block_{block}/norm", "gradients", "|g| over the block's main weights, before clipping"),

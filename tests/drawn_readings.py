@@ -60,10 +60,10 @@ FORMS = [
     "{function}({series}, 3)",
     "{function}({series}, window + 1)",
     "{function}({series}, 70)",
-    "{function}({series}, last=window, skip=1)",
+    "{function}({series}, window, skip=1)",
     "{function}({series}, 2, skip=3)",
-    'mean({series}, last=4, half="older")',
-    'std({series}, last=3, half="recent")',
+    'mean({series}, 4, half="older")',
+    'std({series}, 3, half="recent")',
     "quantile({series}, window, 0.3)",
     "ema({series}, window)",
     "ema({series}, 3, skip=window)",
@@ -125,24 +125,24 @@ FACTS = [
 
 #: Readings of series of expressions.
 EXPRESSION_FORMS = [
-    "{function}({expression}, last=window)",
-    "{function}({expression}, last=3, skip=1)",
-    'mean({expression}, last=4, half="older")',
-    "quantile({expression}, last=window, q=0.3)",
+    "{function}({expression}, {last}window)",
+    "{function}({expression}, {last}3, skip=1)",
+    'mean({expression}, 4, half="older")',
+    "quantile({expression}, window, q=0.3)",
     "{function}({expression}, steps=3)",
-    "mean({expression}, last=3, min=2)",
+    "mean({expression}, 3, min=2)",
     "mean({expression}, seconds=2.5)",
     "ema({expression}, 3)",
     "ema({expression}, window, skip=1)",
     "peak({expression})",
     "trough({expression}, skip=1)",
-    "zscore({expression}, last=3)",
-    "slope({expression}, last=3)",
+    "zscore({expression}, 3)",
+    "slope({expression}, 3)",
     "lag({expression}, 1)",
     "lag({expression}, steps=2)",
     "delta({expression})",
     "age({expression})",
-    "peak(mean({expression}, last=2))",
+    "peak(mean({expression}, 2))",
     "ema(lag({expression}, 1), 2)",
     "sum(mean({expression}, 2) > threshold, last=window)",
 ]
@@ -223,8 +223,9 @@ def readings_of(form: str) -> list[str]:
         parts = [(function, "") for function in REDUCTIONS]
     return list(
         dict.fromkeys(
-            form.format(function=function, expression=expression.format(series=series), series=series)
+            form.format(function=function, expression=expression.format(series=series), series=series, last=last)
             for function, expression in parts
+            for last in ["last=" if function in ("min", "max", "sum") else ""]
             for series in ("loss", "eval_loss")
         )
     )

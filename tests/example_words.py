@@ -10,13 +10,13 @@ from steptape.rules.readings.table import FUNCTIONS
 
 _PLAIN_FUNCTIONS: Final = """
     mean sum min max std var median quantile slope detrended_std count first last argmin argmax ema peak lag delta
-    len series fired times_fired steps_since holding any_rank max_rank min_rank spread abs clamp isnan isfinite round
+    len series times_fired steps_since any_rank max_rank min_rank spread abs clamp isfinite round
     sqrt exp log math_trunc math_floor math_ceil math_sqrt int float str list tuple dict set any all sorted
 """
 _PLAIN_WORDS: Final = frozenset({"last", "steps", "epochs", "skip", "half"})
 
 _PLAIN_ROOT_KEYS: Final = """
-    name description extends without rename params series controller_metrics operations cooldowns controllers
+    name description extends without rename params controller_metrics operations cooldowns controllers
 """
 _PLAIN_CONTROLLER_KEYS: Final = """
     name triggers rule operations patience config for cooldown once between severity message mode

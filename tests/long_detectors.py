@@ -45,7 +45,8 @@ STEADY = f"{PHASES['plateau']} and {_known(f'{GROWTH} <= 0.1', HAS_NORMS)}"
 VANISHING = f"{PHASES['converging']} and {_known(f'{GROWTH} < -0.02', HAS_NORMS)}"
 #: Whether the two newest known answers were that the loss stalls, this event's included.
 STALLS_TWICE = (
-    f"({STALLS} and holding('stalls') if isfinite(loss) and {' and '.join(MEASURES_FALL)} else holding('stalls_twice'))"
+    f"({STALLS} and streak('stalls') > 0 if isfinite(loss) and {' and '.join(MEASURES_FALL)}"
+    " else streak('stalls_twice') > 0)"
 )
 
 ODD = (
@@ -55,11 +56,12 @@ ODD = (
 )
 REDUCES = "(times_fired('guard_1') + times_fired('guard_2')) % 3 == 2"
 GUARDS = (
-    f"times_fired('guard_2') < 5 and (not fired('guard_1') or steps_since('guard_1') >= 50)"
-    f" and (not fired('guard_2') or steps_since('guard_2') >= 50) and ({ODD})"
+    f"times_fired('guard_2') < 5 and (times_fired('guard_1') == 0 or steps_since('guard_1') >= 50)"
+    f" and (times_fired('guard_2') == 0 or steps_since('guard_2') >= 50) and ({ODD})"
 )
 GUARDED_LATELY = (
-    "(fired('guard_1') and steps_since('guard_1') <= 10 or fired('guard_2') and steps_since('guard_2') <= 10"
+    "(times_fired('guard_1') > 0 and steps_since('guard_1') <= 10"
+    " or times_fired('guard_2') > 0 and steps_since('guard_2') <= 10"
     f" or {GUARDS})"
 )
 
@@ -98,7 +100,7 @@ def long_form(experts: int = 0, top_k: int = 1, warmup: int = 0, growth: float =
     """Return the policy for a model, its warm-up, and the growth of gradient norms that is too much."""
     text, shadow, advice = _Text(), {"mode": "shadow"}, {"cooldown": 200}
     for phase, condition in PHASES.items():
-        text.add(f"phase_{phase}", f"{condition} and not holding('is_{phase}')")
+        text.add(f"phase_{phase}", f"{condition} and streak('is_{phase}') == 0")
         text.add(f"is_{phase}", condition, shadow)
     growing = _known(f"{GROWTH} > {growth}", "isfinite(grad_norm)", HAS_NORMS)
     text.add("gradient_acceleration", growing, _patient(5, cooldown=100))
@@ -124,11 +126,11 @@ def long_form(experts: int = 0, top_k: int = 1, warmup: int = 0, growth: float =
     older, newer = _half(10, "older"), _half(10, "recent")
     at_end = {"between": f"[{warmup}, {warmup + 10}]"}
     drops = f"count({LOSS}, 10) >= 10 and {HAS_NORMS} and mean({NORM}, 20) > 0 and {older} > max([0, {newer} / 0.95])"
-    text.add("warmup_too_short", f"warmup > 0 and not fired('warmup_seen') and {drops}", at_end)
+    text.add("warmup_too_short", f"warmup > 0 and times_fired('warmup_seen') == 0 and {drops}", at_end)
     text.add("warmup_seen", "True", {**at_end, "once": "true", **shadow})
     text.add("not_steady", f"not ({STEADY})", shadow)
     text.add("not_vanishing", f"not ({VANISHING})", shadow)
-    twice = _known(f"{STALLS} and holding('stalls')", "isfinite(loss)", *MEASURES_FALL)
+    twice = _known(f"{STALLS} and streak('stalls') > 0", "isfinite(loss)", *MEASURES_FALL)
     text.add("stalls_twice", twice, shadow)
     text.add("stalls", stalling, shadow)
     once = {"once": "true"}

@@ -200,7 +200,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 FROM_FIRST: dict[str, Callable[..., Any]] = {"ema": ema, "peak": peak, "trough": trough}
 #: Functions of plain values.
 PLAIN: dict[str, Callable[..., Any]] = {
-    "abs": abs, "clamp": _clamp, "finite": _finite, "sign": _sign, "isnan": math.isnan, "isfinite": math.isfinite,
+    "abs": abs, "clamp": _clamp, "finite": _finite, "sign": _sign, "isfinite": math.isfinite,
     "round": round, "sqrt": math.sqrt, "exp": math.exp, "cos": math.cos, "tanh": math.tanh, "log": math.log,
     "math_trunc": math.trunc, "math_floor": math.floor, "math_ceil": math.ceil, "math_sqrt": math.sqrt, "int": int,
     "float": float, "str": str, "list": list, "tuple": tuple, "dict": dict, "set": set, "any": any, "all": all,

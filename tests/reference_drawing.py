@@ -79,6 +79,7 @@ class PolicyDraw:
         self.random = random
         self.params = {"high": 2.5, "n": 3, "low": 1.0}
         self.values: list[str] = []
+        self.texts: dict[str, str] = {}
         self.conditions: list[str] = []
         self.states: list[str] = []
         self.controllers: list[str] = []
@@ -163,7 +164,7 @@ class PolicyDraw:
     def extent(self) -> str:
         """The argument that says how far a window goes."""
         if self.chance(0.55):
-            return self.length() if self.chance(0.7) else f"last={self.length()}"
+            return self.length()
         unit = self.random.choice(["steps", "steps", "epochs", "seconds", "samples", "tokens"])
         return f"{unit}={self.random.choice(['1', '2', '4', '7'] + ['0.5', '1.5'] * (unit in ('epochs', 'seconds')))}"
 
@@ -199,9 +200,14 @@ class PolicyDraw:
         if name == "rate":
             return f"rate({source})" if self.chance(0.5) else f"rate({source}, {self.length()})"
         extent = self.extent()
-        if name in ("min", "max", "sum") and "=" not in extent and source not in NAMES:
+        if name in ("min", "max", "sum") and "=" not in extent and not self._is_series(source):
             extent = f"last={extent}"
         return f"{name}({source}{self.options(extent)})"
+
+    def _is_series(self, text: str) -> bool:
+        """Whether a text names a series, or is a name for that of one."""
+        text = self.texts.get(text, text)
+        return text in (*NAMES, *ODD_SERIES, *self.admitted, self.pattern, "fam")
 
     def skip(self) -> str:
         """Now and then leave out the newest values."""
@@ -280,7 +286,6 @@ class PolicyDraw:
                 "nan",
                 "absent",
                 "fired",
-                "raised",
                 "milestone",
                 "now",
                 "state",
@@ -299,23 +304,21 @@ class PolicyDraw:
         if pick == "odd":
             return draw.choice(ODD_CONDITIONS + ["member in ('g/1', 'g/10')"] * bool(self.free))
         if pick == "fired" and self.controllers:
-            return f'{draw.choice(["fired", "holding"])}("{draw.choice(self.controllers)}")'
+            return f'{draw.choice(["times_fired", "streak"])}("{draw.choice(self.controllers)}") > 0'
         if pick == "milestone" and not self.has_no_milestones:
             of = f', of="{draw.choice(["steps", "epochs", "samples", "tokens"])}"' if self.chance(0.5) else ""
             return f"milestone({draw.choice(MILESTONES)}{of})"
-        if pick == "raised" and self.with_clear and self.controllers:
-            return f'raised("{draw.choice(self.with_clear)}")'
         if pick == "now" and self.above:
-            return f'{draw.choice(["fired_now", "true_now"])}("{draw.choice(self.above)}")'
+            return f'fired_now("{draw.choice(self.above)}")'
         if pick == "state" and self.states and self.may_ask_states:
             name = draw.choice(self.states)
             return draw.choice(
-                [f'{name} == "a"', f'{name} in ("b", "c")', f'changed("{name}")', f'previous("{name}") == "a"']
+                [f'{name} == "a"', f'{name} in ("b", "c")', f'age("{name}") == 0', f'previous("{name}") == "a"']
             )
         if pick == "null" and self.metrics and self.may_ask_states:
             return f"{draw.choice(list(self.metrics))} {draw.choice(['==', '!='])} None"
         if pick == "nan":
-            return f"{draw.choice(['isnan', 'isfinite'])}({value(depth - 1)})"
+            return f"{draw.choice(['', 'not '])}isfinite({value(depth - 1)})"
         if pick == "absent":
             unit = draw.choice(["steps", "steps", "epochs", "seconds"])
             return f"absent({self.source(1)}, {unit}={draw.choice([1, 3, 8])})"
@@ -367,6 +370,7 @@ class PolicyDraw:
             is_value = self.chance(0.6)
             text = self.source(2) if is_value else self.condition(2, in_series=True)
             file["define"][f"d{place}"] = text
+            self.texts[f"d{place}"] = self.texts.get(text, text)
             (self.values if is_value else self.conditions).append(f"d{place}")
 
     def _admit(self, file: dict[str, Any]) -> None:
@@ -429,7 +433,7 @@ class PolicyDraw:
         stages: list[dict[str, Any]] = [{"operations": draw.choice(orders)} for _ in range(draw.randint(1, 3))]
         for stage in stages:
             stage |= {"times": draw.randint(1, 3)} if self.chance(0.5) else {}
-        extra = {"cycle": self.chance(0.5), "cap": draw.randint(1, 5), "forget_after": self.span()}
+        extra = {"cycle": self.chance(0.5), "cap": draw.randint(2, 5), "forget_after": self.span()}
         return {"stages": stages, **{key: value for key, value in extra.items() if self.chance(0.4)}}
 
     def controller(self, name: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ OF_SERIES = (
     "improved",
 )
 OF_RANKS = ("any_rank", "max_rank", "min_rank", "spread")
-OF_CONTROLLERS = ("fired", "times_fired", "steps_since", "holding", "fired_now", "true_now", "raised")
+OF_CONTROLLERS = ("times_fired", "steps_since", "fired_now")
 OF_FAMILIES = ("any", "all", "count", "min", "max", "mean", "sum", "median", "argmin", "argmax", "quantile")
 #: Names in the rules and messages of some controllers, and the place of a kind in the key of an admitted series.
 LOCAL = ("member", "stage")
@@ -491,7 +491,7 @@ class Evaluation:
             return _known(self.world.milestones[ast.dump(node)])
         if is_of_family(node, self.world):
             return self._of_family(name, node, bound)
-        if name in OF_CONTROLLERS or (name in ("streak", "age", "changed", "previous") and _is_text(node.args[0])):
+        if name in OF_CONTROLLERS or (name in ("streak", "age", "previous") and _is_text(node.args[0])):
             return self.world.asked(name, node.args[0].value)  # type: ignore[attr-defined]
         argument = series_argument(node, self.world)
         if argument is not None:
@@ -545,7 +545,13 @@ class Evaluation:
         words = {word.arg: self.value(word.value) for word in node.keywords}
         rest = [self.value(given) for given in node.args[1:]]
         entries = self.entries(argument)
-        if name in ("lag", "delta", "age", "absent", "len", "initial", "streak", "improved"):
+        if name == "improved":
+            # Greater is better for a name that says so, and for no expression.
+            series = literal_series(argument, self.world)
+            sign = -1 if series is not None and series[0] == "acc" else 1
+            newest = [sign * entry.value for entry in entries]
+            return _improved(newest[: len(newest) - words.get("skip", 0)], words.get("by", 0))
+        if name in ("lag", "delta", "age", "absent", "len", "initial", "streak"):
             return self._of_history(name, entries, words, rest)
         share = words.pop("q", None)
         if name == "quantile" and share is None:
@@ -574,8 +580,6 @@ class Evaluation:
         if name == "streak":
             kept = values[: len(values) - words.get("skip", 0)]
             return _streak(kept)
-        if name == "improved":
-            return _improved(values[: len(values) - words.get("skip", 0)], words.get("by", 0))
         if name == "age":
             return now.step - last(entries).at.step
         if name == "absent":

@@ -78,7 +78,6 @@ class Controller:
     seen: dict[Any, int] = field(default_factory=dict)
     listed: tuple[int, str] = (0, "")
     is_raised: bool = False
-    was_raised: bool = False
     raised_at: int = -1
     raised_at_step: int = 0
     clear_asked_at: int = -1
@@ -206,7 +205,6 @@ class Reference:
                 self.world.metrics[name] = metric.compute(event, self.plan)
         self._members()
         outcomes = self._states(event) + self._controllers(event) + self._admit(taken, event)
-        self._after()
         if event.kind == "step_end" and self.plan.world_size == 1:
             self.world.ranks = [{**(self.world.ranks[0] if self.world.ranks else {}), **self.gathered}]
             self.gathered = {}
@@ -219,17 +217,11 @@ class Reference:
             if name not in self.kinds:
                 self._append((name, None), float(value))
 
-    def _after(self) -> None:
-        for one in itertools.chain(*self.groups):
-            one.was_raised = one.is_raised
-
     def _judge_ranks(self, event: Event) -> list[Outcome]:
         """Ask the controllers that read all ranks as at an event of its own."""
         self.index += 1
         self.world.now = self.world.now._replace(place=self.index)
-        outcomes = self._controllers(event, of_ranks=True)
-        self._after()
-        return outcomes
+        return self._controllers(event, of_ranks=True)
 
     def _clocks(self, event: Event) -> None:
         if event.attempt != self.attempt:
@@ -604,37 +596,24 @@ class Reference:
     # --- what rules ask of states and controllers ---
 
     def _asked(self, function: str, name: str) -> Any:
-        if name in self.changes and function in ("age", "changed", "previous"):
+        if name in self.changes and function in ("age", "previous"):
             return self._asked_state(function, self.changes[name])
         named = [one for one in itertools.chain(*self.groups) if one.name == name]
         if self.asking is not None and self.asking.name == name and not self.world.depth_of_families:
             named = [self.asking]
-        if function.endswith("_now") or function == "raised":
-            return self._asked_now(function, named)
+        if function == "fired_now":
+            return any(at.place == self.index for one in named for at, _ in one.decisions)
         now = self.index + self.is_after
         decided = [at for one in named for at, _ in one.decisions if at.place < now]
-        if function == "fired":
-            return bool(decided)
         if function == "times_fired":
             return len(decided)
         if function == "steps_since":
             if not decided:
                 raise Undefined
             return self.world.now.step - max(at.step for at in decided)
-        if function == "holding":
-            return any(before[-1].result for one in named if (before := said_before(one.answers, now)))
         return max((streak(one.answers) for one in named), default=0)
 
-    def _asked_now(self, function: str, named: Sequence[Controller]) -> bool:
-        if function == "raised":
-            return any(one.is_raised if self.is_after else one.was_raised for one in named)
-        if function == "fired_now":
-            return any(at.place == self.index for one in named for at, _ in one.decisions)
-        return any(answer.place == self.index and answer.result for one in named for answer in one.answers)
-
     def _asked_state(self, function: str, changes: Sequence[tuple[int, Moment, str]]) -> Any:
-        if function == "changed":
-            return bool(changes) and changes[-1][0] == self.index
         if len(changes) < (1 if function == "age" else 2):
             raise Undefined
         return self.world.now.step - changes[-1][1].step if function == "age" else changes[-2][2]
@@ -685,8 +664,3 @@ def streak(answers: Sequence[Answer]) -> int:
     """Return how many answers in a row were true, without the undefined ones."""
     known = [answer.result for answer in answers if answer.result is not None]
     return len(list(itertools.takewhile(bool, reversed(known))))
-
-
-def said_before(answers: Sequence[Answer], index: int) -> list[Answer]:
-    """Return the answers at events before this one, without the undefined ones."""
-    return [answer for answer in answers if answer.place < index and answer.result is not None]

@@ -338,7 +338,7 @@ def test_replay_reads_a_bare_stream_of_events(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("""
 controllers:
-  - {name: bad, triggers: [on_log], rule: isnan(loss), operations: [hfcontrols.should_training_stop]}
+  - {name: bad, triggers: [on_log], rule: not isfinite(loss), operations: [hfcontrols.should_training_stop]}
   - {name: broken, triggers: [on_log], rule: 1 / (loss - 1) > 0, operations: [hfcontrols.should_save]}
 """)
     stream = '{"event": "log", "metrics": {"loss": 1}}\n{"event": "log", "step": 3, "metrics": {"loss": NaN}}\n'
@@ -353,7 +353,7 @@ controllers:
         "step": 3,
         "controller": "bad",
         "operations": ["hfcontrols.should_training_stop"],
-        "values": {"isnan(loss)": True, "loss": "NaN"},
+        "values": {"not isfinite(loss)": True, "loss": "NaN"},
         "validity": "prefix-exact",
     }
     assert math.isnan(float(decision["values"]["loss"]))

@@ -77,9 +77,9 @@ def test_certificate_report_and_recommendation_state_the_number_of_tries(
         folder = store_record(events, run_id=f"run-{number}", name=f"run {number}", group=f"g{number}")
     (tmp_path / "policy.yaml").write_text(POLICY)
     certify = ["certify", tmp_path / "policy.yaml", "--store", folder.parent, "--set"]
-    first = call(*certify, "patience=1:3:1")
-    again = call(*certify, "patience=1:3:1")
-    second = call(*certify, "patience=1:4:1", "-o", tmp_path / "c.json")
+    first = call(*certify, "patience=1..3")
+    again = call(*certify, "patience=1..3")
+    second = call(*certify, "patience=1..4", "-o", tmp_path / "c.json")
     third = call("recommend", "--store", folder.parent, "--family", "run", "--json")
 
     assert "on these runs: the promise" not in first.stdout + again.stdout

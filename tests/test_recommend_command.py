@@ -143,7 +143,7 @@ def test_a_candidate_is_written_in_shadow_mode_without_a_certificate_and_stops_n
 def test_logs_of_other_tools_are_read_and_their_metrics_may_have_any_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``val/loss`` is no name of the rule language, so the rule reads ``series("val/loss")``."""
+    """``val/loss`` is no name of the rule language, so the rule reads ``"val/loss"``."""
     monkeypatch.setenv("STEPTAPE_CACHE", str(tmp_path / "cache"))
     logs = tmp_path / "logs"
     for number in range(40):
@@ -156,7 +156,7 @@ def test_logs_of_other_tools_are_read_and_their_metrics_may_have_any_name(
     assert found.returncode == 0, found.stderr
     assert told["recommended"]
     assert told["objective"]["metric"] == "val/loss"
-    assert 'lag(trough(series("val/loss")), 1)' in told["rule"]["text"]
+    assert 'lag(trough("val/loss"), 1)' in told["rule"]["text"]
     assert told["rule"]["text"] == (tmp_path / "r.yaml").read_text()
     assert told["certificate"] == json.loads((tmp_path / "r.json").read_text())
     assert told["share_saved"] > 0.5

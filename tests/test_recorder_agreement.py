@@ -84,7 +84,7 @@ def test_every_rank_obeys_every_order_at_the_same_step(launcher: Launcher, job: 
 
 def test_an_order_takes_effect_at_the_next_agreement_on_the_values_of_all_ranks(launcher: Launcher, job: Job) -> None:
     """Rank 0 appends what it gathers before it decides. A value that is not finite outlasts newer ones."""
-    any_nan = "  - {name: nan, triggers: [on_step_end], rule: any_rank(isnan(loss)), operations: []}\n"
+    any_nan = "  - {name: nan, triggers: [on_step_end], rule: any_rank(not isfinite(loss)), operations: []}\n"
     apart = "  - {name: apart, triggers: [on_step_end], rule: spread(loss) > 5, operations: [hfcontrols.should_log]}\n"
     Path(str(job.rules)).write_text(RULES + any_nan + apart)
     losses = {"1": {"5": float("nan"), "9": 19.0, "10": 19.0}}

@@ -28,7 +28,7 @@ controllers:
   - name: spike
     triggers: [on_step_end]
     rule: loss > 1.5 * mean(loss, 4)
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_save]
   - name: warm
     triggers: [on_step_end]
@@ -46,7 +46,7 @@ controllers:
   - name: often
     triggers: [on_step_end]
     rule: times_fired("high") % 3 == 2
-    patience: {patience_threshold: 1}
+    for: 2
     operations: [hfcontrols.should_save]
   - {name: rate, triggers: [on_step_end], rule: lr > 0, cooldown: 4, operations: []}
 """

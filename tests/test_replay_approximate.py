@@ -54,7 +54,7 @@ def test_a_clocked_decision_is_approximate_once_the_run_s_own_checkpoints_are_le
 
 #: Rules that depend on save events: by their trigger, and by asking about a rule with that trigger.
 ON_SAVE = "{name: saved, triggers: [on_save], rule: step > 0, operations: [hfcontrols.should_log]}"
-ASKS = '{name: asks, triggers: [on_step_end], rule: fired("saved") and step > 2, operations: [hfcontrols.should_log]}'
+ASKS = '{name: asks, triggers: [on_step_end], rule: times_fired("saved") > 0 and step > 2, operations: [log]}'
 EXACT = [("save", "exact"), ("saved", "exact"), ("asks", "exact")]
 
 
@@ -94,8 +94,8 @@ def test_gates_in_seconds_look_at_the_clock(key: str) -> None:
     policy = parse_policy(f"""
 controllers:
   - {{name: a, triggers: [on_step_end], rule: loss > 0, {key}, operations: []}}
-  - {{name: b, triggers: [on_step_end], rule: fired("a"), operations: []}}
-  - {{name: c, triggers: [on_step_end], rule: fired("b") or loss > 9, operations: []}}
+  - {{name: b, triggers: [on_step_end], rule: times_fired("a") > 0, operations: []}}
+  - {{name: c, triggers: [on_step_end], rule: times_fired("b") > 0 or loss > 9, operations: []}}
   - {{name: d, triggers: [on_step_end], rule: loss > 0, cooldown: 3, operations: []}}
 """)
 

@@ -66,7 +66,7 @@ OWN = "controller_metrics: [{name: own, class: OfPlan}]"
         (stopping("progress >= 0.5"), "approximate"),
         (stopping("step >= max_steps / 2"), "approximate"),
         (stopping("milestone(at=0.5)"), "approximate"),
-        (stopping('fired("late")', ASKED), "approximate"),
+        (stopping('times_fired("late") > 0', ASKED), "approximate"),
         (stopping("trainer.global_step >= trainer.max_steps / 2", head=TRAINER), "approximate"),
         (stopping("step >= own / 2", head=OWN), "approximate"),
         (stopping("eval_loss > 0.5"), "prefix-exact"),

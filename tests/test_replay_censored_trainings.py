@@ -27,7 +27,7 @@ STOP = """
     triggers: [on_evaluate]
     rule: eval_loss > min(eval_loss, 1000)
     between: [120, null]
-    patience: {patience_threshold: 3}
+    for: 4
     operations: [hfcontrols.should_training_stop]
 """
 

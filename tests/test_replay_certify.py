@@ -274,7 +274,7 @@ def store(make_runs: MakeRuns, tmp_path: Path) -> Path:
 def test_the_command_certifies_and_writes_a_certificate(store: Path, tmp_path: Path) -> None:
     """It prints the promise in one sentence."""
     status, output = command(
-        tmp_path / "policy.yaml", "--store", store, "--set", "patience=1:4:1", "--output", tmp_path / "c.json"
+        tmp_path / "policy.yaml", "--store", store, "--set", "patience=1..4", "--output", tmp_path / "c.json"
     )
     certificate = read_certificate(tmp_path / "c.json")
 

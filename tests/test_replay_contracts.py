@@ -57,8 +57,8 @@ controllers:
     operations: [hfcontrols.should_log]
   - name: patient
     triggers: [on_step_end]
-    rule: slope(loss, 4) > 0 or isnan(loss)
-    patience: {patience_threshold: 2}
+    rule: slope(loss, 4) > 0 or not isfinite(loss)
+    for: 3
     operations: [hfcontrols.should_save]
   - name: slow
     triggers: [on_step_end, on_log]
@@ -72,7 +72,7 @@ controllers:
     operations: [hfcontrols.should_save]
   - name: chained
     triggers: [on_step_end]
-    rule: fired('spike') and std(loss, 70) > 0.5
+    rule: times_fired('spike') > 0 and std(loss, 70) > 0.5
     operations: [hfcontrols.should_log]
   - name: fails
     triggers: [on_step_end]
@@ -457,7 +457,7 @@ tests:
 @pytest.mark.parametrize(("step", "passes"), [(22, True), (21, False)])
 def test_rule_unit_tests(step: int, passes: bool, tmp_path: Path) -> None:
     """A series in a compact notation, with a gap and a NaN, leads to the expected decisions and no others."""
-    controller = "{name: nan, triggers: [on_step_end], rule: isnan(loss), operations: [hfcontrols.should_save]}"
+    controller = "{name: nan, triggers: [on_step_end], rule: not isfinite(loss), operations: [hfcontrols.should_save]}"
     (tmp_path / "policy.yaml").write_text(f"controllers: [{controller}]")
     (test,) = parse_tests(SCENARIO.replace("STEP", str(step)), source=str(tmp_path / "policy.test.yaml"))
 

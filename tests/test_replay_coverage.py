@@ -81,7 +81,7 @@ cooldowns: {shared: {seconds: 0.5}}
 controllers:
   - name: a
     triggers: [on_step_end]
-    rule: loss > tiny and loss < endless and word == "1e5" or fired("b")
+    rule: loss > tiny and loss < endless and word == "1e5" or times_fired("b") > 0
     patience: {patience_threshold: whole, mode: no_reset_on_failure}
     for: {seconds: 2}
     cooldown: shared

@@ -148,7 +148,7 @@ def test_a_sweep_varies_its_params(tmp_path: Path) -> None:
     rows = sweep(parse_policy(text), axes, [recorded(tmp_path, [{"0": ONE}] * 60)]).frame().to_dicts()
 
     assert [(row["threshold"], row["patience"], row["steps_saved"]) for row in rows] == [
-        (1.3, 20, 39), (1.3, 30, 29), (100.0, 20, 0), (100.0, 30, 0),
+        (1.3, 20, 40), (1.3, 30, 30), (100.0, 20, 0), (100.0, 30, 0),
     ]  # fmt: skip
 
 

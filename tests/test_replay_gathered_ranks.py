@@ -17,7 +17,7 @@ from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 Record = Callable[..., Path]
 
-RULE = "any_rank(isnan(loss)) or spread(loss) > limit"
+RULE = "any_rank(not isfinite(loss)) or spread(loss) > limit"
 
 
 def policy(rule: str = RULE) -> Policy:

@@ -163,7 +163,7 @@ def test_rule_errors_come_once_with_their_count() -> None:
 
 def test_values_of_a_decision_that_are_not_finite_are_spelt_out() -> None:
     """Every line of JSON is strict."""
-    (decision,) = replay(policy_of("isnan(loss)"), losses(1, math.nan)).decisions
+    (decision,) = replay(policy_of("not isfinite(loss)"), losses(1, math.nan)).decisions
 
     assert decision.to_json() == {
         "event_index": 1,
@@ -171,7 +171,7 @@ def test_values_of_a_decision_that_are_not_finite_are_spelt_out() -> None:
         "step": 2,
         "controller": "it",
         "operations": ["hfcontrols.should_training_stop"],
-        "values": {"isnan(loss)": True, "loss": "NaN"},
+        "values": {"not isfinite(loss)": True, "loss": "NaN"},
         "validity": "prefix-exact",
     }
 

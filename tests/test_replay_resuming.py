@@ -44,7 +44,7 @@ controllers:
   - name: patient
     triggers: [on_step_end, on_evaluate]
     rule: loss > mean(loss, 5)
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_save]
   - name: stubborn
     triggers: [on_step_end]
@@ -76,7 +76,7 @@ controllers:
   - name: above
     triggers: [on_step_end]
     rule: loss > 2
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_save]
 """
 
@@ -320,7 +320,7 @@ def test_coming_back_to_a_policy_does_not_bring_its_patience_back(live: Callable
 
 def test_rules_that_join_a_run_late_see_what_it_had_recorded(live: Callable[[], LiveRun]) -> None:
     """The first attempt had no rules."""
-    policy = parse_policy(ABOVE_2.replace("loss > 2", "loss > mean(loss, 3)").replace("threshold: 2", "threshold: 0"))
+    policy = parse_policy(ABOVE_2.replace("loss > 2", "loss > mean(loss, 3)").replace("for: 3", "for: 1"))
     run = live()
     run.attempt([*losses(3, 3), saved(2)], None)
 

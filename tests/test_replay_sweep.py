@@ -329,7 +329,7 @@ def test_the_command_prints_the_front_and_how_many_variants_were_tried(tmp_path:
     """The number of variants tried is shown next to any winner."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(POLICY)
-    arguments = ["sweep", str(policy), "--store", str(tmp_path / "runs"), "--set", "spike=1.2:1.8:0.3,9.0"]
+    arguments = ["sweep", str(policy), "--store", str(tmp_path / "runs"), "--set", "spike={1.2..1.8..0.3, 9.0}"]
     result = CliRunner().invoke(app, [*arguments, "--set", "tolerated=0,1"])
 
     assert result.exit_code == 0
@@ -348,7 +348,7 @@ def test_the_command_prints_every_variant_as_json(tmp_path: Path) -> None:
     assert {row["variants"] for row in rows} == {2}
 
 
-@pytest.mark.parametrize("setting", ["spike", "spike=", "spike=5:1:1", "spike=1:2", "spike=0:1:nan"])
+@pytest.mark.parametrize("setting", ["spike", "spike=", "spike=5..1", "spike=1..", "spike=0..1..nan", "spike=1:2:1"])
 def test_the_command_refuses_values_that_are_none(setting: str, tmp_path: Path) -> None:
     """Usage errors have exit status 2."""
     policy = tmp_path / "policy.yaml"

@@ -97,10 +97,10 @@ READINGS = st.one_of(
 #: Truth values of past decisions and of controller metrics.
 TRUTHS = st.sampled_from(
     [
-        'fired("a")',
-        'fired("b")',
-        'holding("a")',
-        'holding("b")',
+        'times_fired("a") > 0',
+        'times_fired("b") > 0',
+        'streak("a") > 0',
+        'streak("b") > 0',
         "absent(loss, steps=2)",
         "absent(eval_loss, epochs=0.3)",
         "batch.is_bad",
@@ -115,7 +115,7 @@ OF_STATES = st.sampled_from(
     [
         'phase == "high"',
         'phase != previous("phase")',
-        'changed("phase")',
+        'age("phase") == 0',
         'age("phase") > 1',
         'calm == "yes" and loss < factor',
     ]
@@ -133,7 +133,7 @@ states:
       - "no": 'age("phase") > 1 or CALM_RULE'
 """
 #: What may be asked of a controller above.
-OF_ABOVE = st.sampled_from(['fired_now("a")', 'true_now("a")', 'true_now("a") and loss > threshold'])
+OF_ABOVE = st.sampled_from(['fired_now("a")', 'streak("a") > 0', 'streak("a") > 0 and loss > threshold'])
 METRICS = """
 controller_metrics:
   - {name: held, class: HistoryBasedMetric, arguments: {window_size: WINDOW}}
@@ -164,7 +164,7 @@ def numbers(depth: int = 2) -> st.SearchStrategy[str]:
 def conditions(depth: int = 2) -> st.SearchStrategy[str]:
     """Draw texts of rules."""
     compared = [f"{{0}} {sign} {{1}}" for sign in ("<", "<=", ">", ">=", "==", "!=")]
-    tests = _formed([*compared, "0.5 < {0} <= {1}", "isnan({0})", "isfinite({0})"], numbers(), numbers())
+    tests = _formed([*compared, "0.5 < {0} <= {1}", "not isfinite({0})", "isfinite({0})"], numbers(), numbers())
     if not depth:
         return tests
     forms = ["({0}) and ({1})", "({0}) or ({1})", "not ({0})", "({0}) and flag", "({0}) if ({1}) else ({2})"]
@@ -216,7 +216,7 @@ def controllers(draw: st.DrawFn, name: str, *, is_plain: bool = False) -> str:
         "every": st.just("value"),
         "message": st.just("'step {step}: {loss:.2f}, mean {mean(loss, window)}, {lr} of {len(norm)}'"),
         "clear": st.sampled_from(
-            ["loss < threshold", "step % 4 == 3", 'changed("phase")', "norm > 1 or times_fired('a') > 1"]
+            ["loss < threshold", "step % 4 == 3", 'age("phase") == 0', "norm > 1 or times_fired('a') > 1"]
         ),
         "escalate": st.sampled_from(ESCALATIONS),
     }
@@ -266,7 +266,9 @@ def policies(draw: st.DrawFn, *, is_plain: bool = False) -> str:
     head += METRICS.replace("WINDOW", draw(st.sampled_from(["window", "2", "0", "-1"])))
     if not is_plain:
         calm = draw(st.sampled_from(["[on_step_end]", "[on_evaluate, on_step_end]", "[on_log]"]))
-        rule = draw(st.sampled_from(["loss > threshold", 'fired("a")', 'holding("b")', "milestone(every=0.2)"]))
+        rule = draw(
+            st.sampled_from(["loss > threshold", 'times_fired("a") > 0', 'streak("b") > 0', "milestone(every=0.2)"])
+        )
         head += STATES.replace("CALM_RULE", rule).replace("CALM", calm)
     return head + "controllers:\n" + "\n".join(bodies) + "\n"
 
@@ -361,7 +363,7 @@ def test_what_each_rule_orders_is_labelled_as_by_the_event_engine(operations: st
         "elapsed_s > 2",
         'series("loss", kind="log") > 1',
         'steps_since("a") > 1',
-        'fired("a") and loss > 0',
+        'times_fired("a") > 0 and loss > 0',
     ]
     for rule, triggers, is_once in itertools.product(read, TRIGGERS, ("true", "false")):
         text = f"""
@@ -524,7 +526,7 @@ def test_decisions_before_the_first_event_count_as_in_a_backtest(operation: str)
     [
         "rule: 'phase == \"high\"'",
         "rule: loss > 2, clear: loss < threshold",
-        "rule: 'raised(\"other\")'",
+        "rule: 'streak(\"other\") > 0'",
     ],
 )
 def test_a_param_that_a_rule_reads_through_something_else_decides_anew(keys: str) -> None:

@@ -30,7 +30,6 @@ controllers:
 
 #: By key, function or word: a rule, the other lines of its controller, and the reason.
 BY_EVENTS = {
-    "raised": ('raised("clear") and at > 0', "", "it asks raised of 'clear'"),
     "for_each": ('series("loss*") > at', "for_each: loss*", "it has the key 'for_each'"),
     "family": ('any(series("loss*") > at)', "", 'it calls any(series("loss*") > at) (a family of series)'),
     "admit": ("loss > at * mean(kept, 3)", "", "it reads the admitted values 'kept'"),
@@ -47,7 +46,7 @@ BY_COLUMNS = {
     "escalate": ("loss > at", "escalate: {stages: [{operations: []}, {operations: []}], cap: 3}"),
     "states": ('phase == "high" and at > 0', ""),
     "on_state": ("at > 0", "triggers: ['on_state:phase']"),
-    "changed": ('changed("phase") and at > 0', ""),
+    "age of a state": ('age("phase") == 0 and at > 0', ""),
     "previous": ('previous("phase") == "high"', ""),
     "milestone": ("milestone(every=0.5) and loss > at", ""),
     "text": ('word == "on" and loss > at', ""),
@@ -64,7 +63,8 @@ BY_COLUMNS = {
     "requires": ("loss > at", "requires: [loss]"),
     "every": ("loss > at", "every: value"),
     "fired_now": ('fired_now("plain") and at > 0', ""),
-    "true_now": ('true_now("plain") and at > 0', ""),
+    "asks": ('streak("clear") > 0 and at > 0', ""),
+    "streak of a rule": ('streak("plain") > 0 and at > 0', ""),
     "min": ("mean(loss, 3, min=2) > at", ""),
     "seconds": ("mean(loss, seconds=3) > at", ""),
     "samples": ("mean(loss, samples=3) > at", ""),
@@ -130,7 +130,7 @@ def test_the_sweep_names_what_sends_a_controller_to_the_event_engine(name: str, 
 def test_the_decisions_of_each_variant_are_those_of_a_backtest(name: str, run: Run) -> None:
     """Variants differ in a param that the rule, a name or a state reads."""
     rule, lines = BY_EVENTS[name][:2] if name in BY_EVENTS else BY_COLUMNS[name]
-    others = controller("clear", *BY_COLUMNS["clear"]) if name == "raised" else ""
+    others = controller("clear", *BY_COLUMNS["clear"]) if name == "asks" else ""
     swept = sweep(parse_policy(TOP + others + controller(name, rule, lines)), {"at": [1, 2, 9]}, [run])
     singles = [backtest(variant.policy(), [run]).results[0].decisions for variant in swept.variants]
 
@@ -141,7 +141,7 @@ def test_columns_decide_the_rest_without_a_word(reasons: dict[str, str]) -> None
     """But for a controller that another one asks about."""
     word = "a controller that needs the event engine asks about it or shares its cooldown"
 
-    assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word, "clear": word}
+    assert {name: reason for name, reason in reasons.items() if name not in BY_EVENTS} == {"plain": word}
 
 
 def test_each_key_and_function_but_the_plainest_is_among_these() -> None:

@@ -66,8 +66,8 @@ AT_STEPS = "  - {name: warned, triggers: [on_step_end], rule: loss > 2.1, operat
 @pytest.mark.parametrize(
     ("policy", "label"),
     [
-        (stopping("loss > 2.1", "patience: {patience_threshold: 1},"), "approximate"),
-        (stopping("eval_loss > 1.1", "patience: {patience_threshold: 1},"), "approximate"),
+        (stopping("loss > 2.1", "for: 2,"), "approximate"),
+        (stopping("eval_loss > 1.1", "for: 2,"), "approximate"),
         (stopping("loss > mean(loss, 5)"), "approximate"),
         (stopping("loss > lag(loss, 1)"), "approximate"),
         (stopping("loss > ema(loss, 5)"), "approximate"),
@@ -76,15 +76,15 @@ AT_STEPS = "  - {name: warned, triggers: [on_step_end], rule: loss > 2.1, operat
         (stopping("loss > mean(loss, steps=500)"), "approximate"),
         (stopping("mean(abs(delta(loss)), 3) > 0"), "approximate"),
         (stopping("eval_loss > mean(loss, 5) - 9", trigger="on_evaluate"), "approximate"),
-        (stopping('fired("warned")', others=WARNED), "approximate"),
+        (stopping('times_fired("warned") > 0', others=WARNED), "approximate"),
         (stopping('times_fired("warned") > 2', others=AT_STEPS), "approximate"),
-        (stopping('fired("warned")', others=AT_STEPS), "prefix-exact"),
+        (stopping('times_fired("warned") > 0', others=AT_STEPS), "prefix-exact"),
         (stopping("loss > 2.1"), "prefix-exact"),
-        (stopping("loss > 2.1", "patience: {patience_threshold: 0},"), "prefix-exact"),
+        (stopping("loss > 2.1", "for: 1,"), "prefix-exact"),
         (stopping("loss > 2.1", "for: 3,"), "approximate"),
         (stopping("loss > last(loss, 1) - 1"), "prefix-exact"),
         (stopping("eval_loss > lag(eval_loss, 1)"), "prefix-exact"),
-        (stopping("eval_loss > 1.1", "patience: {patience_threshold: 3},", "on_evaluate"), "prefix-exact"),
+        (stopping("eval_loss > 1.1", "for: 4,", "on_evaluate"), "prefix-exact"),
     ],
 )
 def test_only_controllers_that_count_training_steps_are_approximate(policy: Policy, label: str) -> None:

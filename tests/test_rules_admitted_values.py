@@ -113,7 +113,7 @@ def test_definitions_of_one_event_see_each_other_as_before_it() -> None:
 
 def test_a_condition_may_ask_about_any_controller_of_its_event() -> None:
     """Also about those of another event, which decide nothing at this one; and about states."""
-    define = admitted("loss", 'true_now("b") and not fired_now("a")')
+    define = admitted("loss", 'streak("b") > 0 and not fired_now("a")')
     made = outcomes(policy(define, "loss > 5", "len(clean) >= 0 and loss > 1", "clean > 0"), [9.0, 2.0, 1.0, 3.0, 9.0])
 
     assert (fired(made, "b"), fired(made, "c")) == ([1, 2, 4, 5], [3, 4, 5])
@@ -165,7 +165,11 @@ def test_a_resume_keeps_the_values_under_its_own_policy() -> None:
         (admitted("loss", "loss"), "clean > 1", "define 'clean', admit: a rule must give True or False"),
         (admitted("loss", "any_rank(loss > 1)"), "clean > 1", "reads values of its own rank only"),
         (admitted("max_rank(loss)", "True"), "clean > 1", "reads values of its own rank only"),
-        (admitted('fired("a") + loss', "True"), "clean > 1", "define 'clean', value: a series can be computed from"),
+        (
+            admitted('times_fired("a") + loss', "True"),
+            "clean > 1",
+            "define 'clean', value: a series can be",
+        ),
         (admitted("loss", "True"), "any_rank(clean > 1)", "an admitted value is that of its own rank"),
         (admitted("loss", "True"), "clean[0] > 1", "a series is a single number"),
         ("  clean: {value: loss}\n", "clean > 1", "define 'clean': 'admit' is missing"),
@@ -191,7 +195,7 @@ def test_a_digest_depends_on_both_expressions() -> None:
 
 def test_a_condition_sees_what_a_controller_did_where_no_controller_reads_the_definition() -> None:
     """Only another definition reads it."""
-    define = admitted("loss", 'not true_now("a")', "kept") + admitted("loss", "1 / kept > 0")
+    define = admitted("loss", 'streak("a") == 0', "kept") + admitted("loss", "1 / kept > 0")
 
     made = outcomes(policy(define, "loss == loss"), [0.0, 1.0])
 

@@ -280,14 +280,6 @@ def test_numbers_may_be_params() -> None:
     assert (arguments["threshold"], arguments["sample_spike"]) == (7.0, 1.5)
 
 
-def test_a_series_that_the_file_does_not_list_is_refused() -> None:
-    """A rule has the same restriction."""
-    with pytest.raises(
-        PolicyError, match=r"series: not one of the series that this file lists; got 'los'. Did you mean 'loss'\?"
-    ):
-        parse_policy("series: [loss]\n" + policy_text("series: los"))
-
-
 def test_a_policy_knows_whether_it_reads_samples() -> None:
     """Samples are read and passed only for such a policy."""
     assert parse_policy(policy_text()).reads_samples

@@ -17,14 +17,13 @@ from steptape.rules.policy_file.policy import parse_policy, shipped_policies
 from steptape.store.events import Event
 
 MIXED = parse_policy("""
-series: [loss, eval_loss]
 controller_metrics:
   - {name: evals, class: HistoryBasedMetric, arguments: {window_size: 3}}
 controllers:
   - name: settled
     triggers: [on_step_end, on_save]
     rule: evals["metrics"]["eval_loss"][-1] < 1
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_save]
   - name: counted
     triggers: [on_step_end]

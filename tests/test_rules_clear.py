@@ -88,7 +88,6 @@ def test_the_event_that_clears_a_controller_makes_no_decision() -> None:
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (", patience: {patience_threshold: 1}", [("fires", 2), ("clears", 4), ("fires", 6)]),
         (", for: 2", [("fires", 2), ("clears", 4), ("fires", 6)]),
         (", cooldown: 5", [("fires", 1), ("clears", 4), ("fires", 6)]),
         (", once: true", [("fires", 1), ("clears", 4)]),
@@ -107,13 +106,8 @@ def test_what_holds_a_controller_back_begins_anew_when_it_is_cleared(
 
 
 def test_answers_are_counted_while_a_controller_is_raised() -> None:
-    """Others read them as ever, and whether it was raised before."""
-    readings = {
-        "streak": 'streak("c") == 3',
-        "true": 'true_now("c") and not fired_now("c")',
-        "holding": 'holding("c") and not fired_now("c")',
-        "raised": 'raised("c")',
-    }
+    """Others read them as ever."""
+    readings = {"streak": 'streak("c") == 3', "true": 'streak("c") > 0 and not fired_now("c")'}
     made = outcomes(
         policy(controller("c", HIGH, LOW), *(controller(name, rule) for name, rule in readings.items())),
         [3.0, 3.0, 3.0, 0.5, 0.5],
@@ -122,8 +116,6 @@ def test_answers_are_counted_while_a_controller_is_raised() -> None:
     assert {name: [each.step for each in made if each.controller == name] for name in readings} == {
         "streak": [3],
         "true": [2, 3],
-        "holding": [2, 3, 4],
-        "raised": [2, 3, 4],
     }
 
 
@@ -173,11 +165,11 @@ def test_the_record_of_a_cleared_controller_says_on_which_values() -> None:
 
 def test_a_cleared_record_shows_past_decisions_as_its_condition_saw_them() -> None:
     """What is decided at its own event is not among them."""
-    controllers = controller("a", "loss < 1"), controller("c", HIGH, 'raised("c") and not holding("a") and loss < 1')
-    made = outcomes(policy(*controllers), [3.0, 0.5])
+    clear = 'times_fired("c") > 0 and times_fired("a") == 0 and loss < 1'
+    made = outcomes(policy(controller("a", "loss < 1"), controller("c", HIGH, clear)), [3.0, 0.5])
 
     (cleared,) = (each for each in made if isinstance(each, Cleared))
-    assert cleared.values == {'raised("c")': True, 'holding("a")': False, "loss": 0.5}
+    assert cleared.values == {'times_fired("c")': 1, 'times_fired("a")': 0, "loss": 0.5}
 
 
 def test_a_resume_keeps_a_controller_raised_under_its_own_policy_only() -> None:
@@ -208,11 +200,9 @@ def test_a_run_with_a_cleared_controller_is_verified(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("controllers", "message"),
     [
-        ([controller("c", HIGH), controller("d", 'raised("c")')], "controller 'c' has no 'clear'"),
         ([controller("c", HIGH, "loss + 1")], "controller 'c', clear: a rule must give True or False"),
         ([controller("c", HIGH, 'fired_now("c")')], "controller 'c', clear: not a controller above in the file"),
         ([controller("c", HIGH, more=", until: loss < 1")], "Did you mean 'clear'?"),
-        ([controller("c", HIGH, LOW), controller("d", 'is_raised("c")')], "Did you mean 'raised'?"),
     ],
 )
 def test_a_mistake_is_refused(controllers: list[str], message: str) -> None:

@@ -86,15 +86,22 @@ def readings(draw: st.DrawFn) -> str:
     if form == 2:
         return f"{draw(st.sampled_from(['peak', 'trough', 'initial', 'streak']))}({series})"
     if form == 4:
-        window = f"{draw(st.sampled_from(['norm', 'finite(norm)', 'x']))}, last={length}{draw(KEYWORDS)}"
+        of, more = draw(st.sampled_from(["norm", "finite(norm)", "x"])), draw(KEYWORDS)
+        upper = draw(st.sampled_from([f"slope({of}, {length}{more})", f"max({of}, {_last(of)}{length}{more})"]))
         limit = draw(st.sampled_from(["0.4", "1.5", "2.5"]))
-        return f"streak({draw(st.sampled_from(['slope', 'max']))}({window}) / max([mean({window}), 0.1]) > {limit})"
+        return f"streak({upper} / max([mean({of}, {length}{more}), 0.1]) > {limit})"
     if form == 3:
-        return f"quantile({series}, last={length}, q=0.9)"
+        return f"quantile({series}, {length}, q=0.9)"
     name = draw(REDUCTIONS)
     if name == "lag":
         return f"lag({series}, {length})"
-    return f"{name}({series}, last={length}{draw(KEYWORDS)})"
+    last = _last(series) if name in ("min", "max", "sum") else ""
+    return f"{name}({series}, {last}{length}{draw(KEYWORDS)})"
+
+
+def _last(series: str) -> str:
+    """Return the word before the length of a window where a plain number would be compared or added."""
+    return "" if series.isidentifier() else "last="
 
 
 @st.composite
@@ -188,14 +195,14 @@ def ratios(draw: st.DrawFn) -> str:
     return draw(st.sampled_from(forms))
 
 
-@example("slope(x > 1, last=5)", 0)
-@example("slope(norm, last=5) / mean(norm, last=5)", 0)
-@example("slope(norm, last=5, min=5) / mean(norm, last=5)", 0)
-@example("std(x > 1, last=8)", 0)
-@example("mad(clamp(x, 0, 1), last=5)", 0)
-@example("std(norm, last=5) / mean(norm, last=5)", 0)
-@example("median(norm, last=5) / mean(norm, last=5)", 0)
-@example("zscore(x, last=8)", 0)
+@example("slope(x > 1, 5)", 0)
+@example("slope(norm, 5) / mean(norm, 5)", 0)
+@example("slope(norm, 5, min=5) / mean(norm, 5)", 0)
+@example("std(x > 1, 8)", 0)
+@example("mad(clamp(x, 0, 1), 5)", 0)
+@example("std(norm, 5) / mean(norm, 5)", 0)
+@example("median(norm, 5) / mean(norm, 5)", 0)
+@example("zscore(x, 8)", 0)
 @example("sum(x > 1, last=8)", 0)
 @example("norm / ema(norm, 5)", 0)
 @examples(300)
@@ -304,20 +311,18 @@ controllers:
 @pytest.mark.parametrize(
     ("rule", "is_dead"),
     [
-        ('max(series("norm/*")) / mean(series("norm/*")) > 3.5', True),
-        ('max(series("norm/*")) > 3.5 * mean(series("norm/*"))', True),
-        ('max(series("norm/*")) > 2.5 * mean(series("norm/*"))', False),
-        ('max(series("x/*")) > 3.5 * mean(series("x/*"))', False),
-        ('max(series("norm/*") - 1) > 3.5 * mean(series("norm/*") - 1)', False),
+        ('max(series("norm/*")) / mean(series("norm/*")) > 1000.5', True),
+        ('max(series("norm/*")) > 1000.5 * mean(series("norm/*"))', True),
+        ('max(series("norm/*")) > 999.5 * mean(series("norm/*"))', False),
+        ('max(series("x/*")) > 1000.5 * mean(series("x/*"))', False),
+        ('max(series("norm/*") - 1) > 1000.5 * mean(series("norm/*") - 1)', False),
         ('count(series("norm/*") > 1) < 0', True),
         ('any(series("norm/*") > 1) or argmax(series("norm/*")) == "norm/0"', False),
     ],
 )
 def test_the_greatest_member_is_at_most_as_many_times_the_mean_as_there_are_members(rule: str, is_dead: bool) -> None:
-    """How many there are is known where the policy lists its metrics."""
-    head = "series: [norm/0, norm/1, norm/2, other, x/0, x/1]\n"
-
-    assert [("never true" in line) for line in said(rule, head)] == [True] * is_dead
+    """A family has at most 1,000."""
+    assert [("never true" in line) for line in said(rule)] == [True] * is_dead
 
 
 @pytest.mark.parametrize(
@@ -441,9 +446,9 @@ def _ranges_of_surogate(**params: Param) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("more", "line"),
     [
-        ("    patience: {patience_threshold: 2}\n", "patience waits for 3 true answers in a row"),
-        ("    for: 10\n", "patience waits for 10 true answers in a row"),
-        ("    for: {seconds: 10}\n", "'for' waits for true answers in a row"),
+        ("    for: 3\n", "patience waits for 3 true results in a row"),
+        ("    for: 10\n", "patience waits for 10 true results in a row"),
+        ("    for: {seconds: 10}\n", "'for' waits for true results in a row"),
     ],
 )
 def test_a_milestone_that_is_waited_for_is_warned_of(more: str, line: str) -> None:

@@ -152,7 +152,6 @@ def test_names_are_exchanged_at_once() -> None:
 
 NAMED = """
 params: {loss_limit: 3}
-series: [loss, grad_norm, "w/*"]
 controller_metrics: [{name: batch, class: DataBatchInspector}]
 operations: [{name: say, class: LogControl, arguments: {log_format: "{metrics[loss]} {step}", log_level: INFO}}]
 define: {high: loss > loss_limit, good: {value: loss, admit: loss < 9}}
@@ -166,7 +165,7 @@ controllers:
     severity: info
     message: "{loss:.1f} of {max(loss, 3)} {{loss}}"
     operations: [lr.scale(1 / loss), say.should_log]
-  - {name: next, triggers: [on_step_end], rule: fired("loss") or batch.is_bad, operations: []}
+  - {name: next, triggers: [on_step_end], rule: times_fired("loss") > 0 or batch.is_bad, operations: []}
 """
 
 
@@ -178,7 +177,6 @@ def test_a_rename_reaches_each_place_that_names_a_series_and_no_other() -> None:
         other.text
         == """\
 params: {loss_limit: 3}
-series: [train/loss, grad_norm, m/*]
 controller_metrics: [{name: batch, class: DataBatchInspector, arguments: {series: train/loss}}]
 operations: [{name: say, class: LogControl, arguments: {log_format: '{metrics[train/loss]} {step}', log_level: INFO}}]
 define: {high: series("train/loss") > loss_limit, good: {value: series("train/loss"), admit: series("train/loss") < 9}}
@@ -192,7 +190,7 @@ controllers:
   severity: info
   message: '{series("train/loss"):.1f} of {max(series("train/loss"), 3)} {{loss}}'
   operations: [lr.scale(1 / series("train/loss")), say.should_log]
-- {name: next, triggers: [on_step_end], rule: fired("loss") or batch.is_bad, operations: []}
+- {name: next, triggers: [on_step_end], rule: times_fired("loss") > 0 or batch.is_bad, operations: []}
 """
     )
 

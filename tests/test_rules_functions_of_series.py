@@ -41,7 +41,7 @@ def losses(*values: float) -> list[dict[str, float]]:
     ("expression", "values", "expected"),
     [
         ("finite(loss)", [1.0, NAN, INF, 2.0], [1.0, None, None, 2.0]),
-        ("mean(finite(loss), last=2, min=1)", [1.0, NAN, 3.0, INF, 5.0], [1.0, 1.0, 2.0, 2.0, 4.0]),
+        ("mean(finite(loss), 2, min=1)", [1.0, NAN, 3.0, INF, 5.0], [1.0, 1.0, 2.0, 2.0, 4.0]),
         ("loss if loss > 1 else undefined", [1.0, 2.0], [None, 2.0]),
         ("sum(loss > 1, last=3)", [2.0, 0.0, 3.0, 4.0], [1.0, 1.0, 2.0, 2.0]),
         ("mean(loss, 3, min=2)", [1.0, 3.0, 5.0, 7.0], [None, 2.0, 3.0, 5.0]),

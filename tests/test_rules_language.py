@@ -34,6 +34,7 @@ from steptape.store.plan import Plan
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "reference" / "LANGUAGE.md").read_text(encoding="utf-8")
 REFERENCE = (DOCS / "reference" / "LANGUAGE-REFERENCE.md").read_text(encoding="utf-8")
+TRAC = (DOCS / "reference" / "TRAC.md").read_text(encoding="utf-8")
 HOW_TO = (DOCS / "how-to" / "check-and-test-rules.md").read_text(encoding="utf-8")
 
 
@@ -59,7 +60,9 @@ def test_the_function_tables_are_the_table_of_the_code() -> None:
         documented = [(cells[0].replace("`", ""), cells[1]) for cells in table]
 
         assert documented == [
-            (row.signature, row.meaning) for row in FUNCTIONS.values() if (row.name in CORE) is is_core
+            (row.signature, row.meaning)
+            for row in FUNCTIONS.values()
+            if (row.name in CORE) is is_core and not row.is_of_trac
         ]
     assert set(FUNCTIONS) >= CORE
 
@@ -85,7 +88,7 @@ def test_the_page_of_shipped_rules_is_their_list() -> None:
 
 def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
     """Nothing is undocumented."""
-    tables = [*rows("The file", PAGE), *rows("The file")]
+    tables = [*rows("The file", PAGE), *rows("The file"), *rows("Keys", TRAC)]
     keys = {cells[0].strip("`"): without_links(" | ".join(cells[1:])) for cells in tables}
     own = {name: cells for name, cells in keys.items() if not name.startswith(("operations[", "controller_metrics["))}
 
@@ -97,8 +100,9 @@ def test_the_tables_name_all_keys_triggers_metrics_and_operations() -> None:
     }
     assert len(keys) == len(tables)
     assert {cells[0].strip("`"): cells[1] for cells in rows("Names", PAGE) + rows("Names")} == dict(CONTEXT)
-    assert sorted(cells[0].strip("` ") for cells in rows("Controller metrics")) == sorted(METRICS)
-    for cells in rows("Operations"):
+    metrics = [*rows("Controller metrics"), *rows("Metrics", TRAC)]
+    assert sorted(cells[0].strip("` ") for cells in metrics) == sorted(METRICS)
+    for cells in [*rows("Operations"), *rows("Operations", TRAC)]:
         actions = re.findall(r"should_\w+", cells[2])
         assert actions == list(OPERATIONS[cells[0].strip("` ")].actions)
 
@@ -219,7 +223,7 @@ def test_the_kinds_of_warnings_and_the_keys_of_tests_are_those_of_the_code() -> 
 
 def test_the_patience_table_is_what_happens() -> None:
     """Each of its rows holds for the results on the page."""
-    results = re.search(r"results ((?:[TF] )+[TF]),", section("Patience"))
+    results = re.search(r"results ((?:[TF] )+[TF]),", section("Patience", TRAC))
     assert results is not None
     patiences = ["", "{}", "{patience_threshold: 2}", "{patience_threshold: 2, mode: no_reset_on_failure}"]
     happened = []
@@ -232,12 +236,12 @@ def test_the_patience_table_is_what_happens() -> None:
         ]
         happened.append(" ".join(str(outcome.seq) for event in events for outcome in engine.observe(event)))
 
-    assert happened == [cells[1] for cells in rows("Patience")]
+    assert happened == [cells[1] for cells in rows("Patience", TRAC)]
 
 
 def test_the_state_keys_of_the_page_are_keys_of_the_metric() -> None:
     """The loop fills these keys in."""
-    row = next(cells for cells in rows("Controller metrics") if "TrainingState" in cells[0])
+    row = next(cells for cells in rows("Metrics", TRAC) if "TrainingState" in cells[0])
     state = TrainingState({}, Plan()).compute(Event("step_end"))
 
     assert set(re.findall(r"`(\w+)`", row[3])) <= set(state)

@@ -189,7 +189,7 @@ def test_a_name_for_a_milestone_counts_for_each_controller_and_state_that_reads_
         "states: {part: {triggers: [on_evaluate], classes: [{second: half}]}}\n"
         "controllers:\n"
         "  - {name: a, triggers: [on_step_end], rule: half, message: '{half} {progress}', operations: []}\n"
-        "  - {name: b, triggers: [on_evaluate], rule: half or changed('part'), operations: []}\n",
+        "  - {name: b, triggers: [on_evaluate], rule: half or age('part') == 0, operations: []}\n",
         source="p.yaml",
     )
     engine = Engine(asked, Plan(6))

@@ -34,7 +34,7 @@ POLICY = """
 params: {{limit: 1.5, is_on: true}}
 {more}
 controllers:
-  - {{name: above, triggers: [on_step_end], rule: loss > 1, operations: []{clear}}}
+  - {{name: above, triggers: [on_step_end], rule: loss > 1, operations: []}}
   - {{name: asked, triggers: [on_step_end, on_evaluate], rule: '{rule}', operations: []{each}}}
 """
 
@@ -55,19 +55,17 @@ EXAMPLES = [(name, text) for name, kind in KINDS.items() for text in kind.exampl
 
 def policy_of(text: str) -> Policy:
     """Return a policy whose last rule reads this, and is true where it has a value."""
-    rule = f"isnan({text} * 1.0) or {text} * 1.0 > -1e308"
-    more, clear, each = "", "", ""
+    rule = f"not isfinite({text} * 1.0) or {text} * 1.0 > -1e308"
+    more, each = "", ""
     if "newest" in text:
         more, rule = "controller_metrics: [{name: newest, class: EvalMetrics}]", f"{text}.eval_loss > -1"
     elif "mood" in text:
         more = "states: {mood: [{bad: loss > 1.5}, {good: 'True'}]}"
-    elif "raised" in text:
-        clear = ", clear: loss < 1"
     elif text == "member":
         each = ", for_each: g/*"
     if text.startswith(("member", "mood", "previous", "argmax(series")):
         rule = f'{text} != "none"'
-    return parse_policy(POLICY.format(rule=rule.replace("'", "''"), more=more, clear=clear, each=each))
+    return parse_policy(POLICY.format(rule=rule.replace("'", "''"), more=more, each=each))
 
 
 def run(count: int = 12, *, has_epochs: bool = True) -> list[Event]:
@@ -176,7 +174,7 @@ params: {{threshold: 1.5, factor: 2, window: 3}}
 controllers:
   - name: asked
     triggers: [on_step_end, on_evaluate]
-    rule: 'isnan({text} * 1.0) or {text} * 1.0 > -1e308'
+    rule: 'not isfinite({text} * 1.0) or {text} * 1.0 > -1e308'
     operations: []
 """)
         decided += sum([check_columns(policy, text, events) for events in runs])

@@ -170,7 +170,7 @@ controllers:
     rule: >-
       mean(loss, 40) + mean(loss, 16, skip=1) + var(loss, 30) + quantile(loss, 9, 0.3) + detrended_std(loss, 12)
       + ema(loss, 7) + peak(mean(abs(delta(loss)), 5)) + exp(loss) + mean(loss, steps=33) > 1
-      and not holding("c") or times_fired("c") % 7 == 3
+      and streak("c") == 0 or times_fired("c") % 7 == 3
     cooldown: 3
     message: "{mean(loss, 60)} {median(loss, 12)}"
     operations: []

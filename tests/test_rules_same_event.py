@@ -90,8 +90,8 @@ def test_a_rule_below_knows_what_is_decided_at_its_event(keys: dict[str, str], f
         [
             controller("hot", HOT, **{key.replace("for", "for_"): value for key, value in keys.items()}),
             controller("after", 'fired_now("hot")'),
-            controller("true", 'true_now("hot")'),
-            controller("log", 'fired_now("hot") or true_now("hot")', trigger="on_log"),
+            controller("true", 'streak("hot") > 0'),
+            controller("log", 'fired_now("hot")', trigger="on_log"),
         ],
         [3.0, 3.0, 0.0, NAN, 3.0],
     )
@@ -106,7 +106,7 @@ def test_earlier_decisions_are_those_before_the_event_as_ever() -> None:
     made = decisions(
         [
             controller("hot", HOT),
-            controller("first", 'fired_now("hot") and not fired("hot")'),
+            controller("first", 'fired_now("hot") and times_fired("hot") == 0'),
             controller("second", 'times_fired("hot") == 1 and fired_now("hot")'),
         ],
         [3.0, 3.0, 3.0],

@@ -83,9 +83,7 @@ def test_a_key_that_comes_before_the_hundredth_value_is_not_warned_of(rule: str)
 )
 def test_the_first_series_that_is_evaluated_drives_a_computed_one(series: str, counts: list[int]) -> None:
     """In a choice that is a series of the condition."""
-    rule = " or ".join(
-        f"(step == {step} and count(({series}), last=9) == {count})" for step, count in enumerate(counts)
-    )
+    rule = " or ".join(f"(step == {step} and count({series}, 9) == {count})" for step, count in enumerate(counts))
     values = [{"loss": 1.0}, {"acc": 1.0}, {"loss": 1.0}, {"loss": 1.0, "acc": 1.0}]
     events = [Event("step_end", step=at, seq=at, metrics=metrics) for at, metrics in enumerate(values)]
 
@@ -238,11 +236,10 @@ def test_undefined_spreads_left_to_right_and_short_circuits_avoid_it(rule: str, 
         ("loss > 1", [3]),
         ("loss < 1 or loss > 1 or loss == 1", [0, 2, 3]),
         ("loss != loss", [1]),
-        ("isnan(loss)", [1]),
         ("not isfinite(loss)", [1, 2]),
-        ("isnan(mean(loss, 2))", [1, 2]),
-        ("isnan(max(loss, 2))", [1, 2]),
-        ("isnan(max([loss, 0.0])) and isnan(min(0.0, loss))", [1]),
+        ("mean(loss, 2) != mean(loss, 2)", [1, 2]),
+        ("max(loss, 2) != max(loss, 2)", [1, 2]),
+        ("max([loss, 0.0]) != max([loss, 0.0]) and not isfinite(min(0.0, loss))", [1]),
         ("mean(loss, 2) > 0", [0]),
         ("loss < 0", [2]),
     ],
@@ -273,12 +270,11 @@ def test_the_warning_lists_what_appeared_when_nothing_is_similar() -> None:
     )
 
 
-def test_a_series_that_appears_in_time_or_is_listed_is_not_warned_of() -> None:
-    """99 evaluations without it are fine, and a listed name is intentional."""
+def test_a_series_that_appears_in_time_is_not_warned_of() -> None:
+    """99 evaluations without it are fine."""
     late = [*steps([1.0] * 99), Event("log", metrics={"x": 1.0}), *steps([1.0] * 200)]
 
     assert fold(engine("x > 1.0"), late) == []
-    assert fold(engine("x > 1.0", head="series: [x]\n"), steps([1.0] * 300)) == []
 
 
 def test_a_rule_that_asks_whether_a_series_is_missing_is_not_warned_of_it() -> None:

@@ -116,12 +116,12 @@ def test_a_cooldown_in_seconds_goes_on_over_attempts() -> None:
 
 
 def test_rules_can_ask_what_was_decided_before() -> None:
-    """They see earlier events only: decisions at the same event are invisible, in any order of the file."""
+    """Decisions at the same event are invisible, in any order of the file; a streak counts the answer of one above."""
     questions = {
-        "fired": 'fired("c")',
+        "fired": 'times_fired("c") > 0',
         "thrice": 'times_fired("c") == 3',
         "late": 'steps_since("c") == 2',
-        "holds": 'holding("c")',
+        "holds": 'streak("c") > 0',
     }
     early = [controller(rule, name) for name, rule in questions.items()]
     late = [controller(rule, f"{name}_2") for name, rule in questions.items()]
@@ -136,7 +136,7 @@ def test_rules_can_ask_what_was_decided_before() -> None:
         assert steps[f"fired{suffix}"] == [2, 3, 4, 5, 6, 7, 8, 9]
         assert steps[f"thrice{suffix}"] == [6, 7, 8, 9]
         assert steps[f"late{suffix}"] == [4, 7]
-        assert steps[f"holds{suffix}"] == [2, 3, 6]
+    assert (steps["holds"], steps["holds_2"]) == ([2, 3, 6], [1, 2, 5])
 
 
 def test_a_shadow_decision_says_so_and_stands_in_the_digest_as_such() -> None:
@@ -158,14 +158,14 @@ def test_a_decision_begins_the_next_span() -> None:
 def test_an_undefined_answer_leaves_what_holds_as_it_was() -> None:
     """It is the answer of the last evaluation that had one."""
     head = "controllers:\n" + controller("{True: a}[isfinite(a)] > 1", name="other")
-    policy = parse_policy(head + controller("holding('other')"))
+    policy = parse_policy(head + controller("streak('other') > 0"))
     events = [
         Event("step_end", step=at, seq=at, metrics={"a": a}) for at, a in enumerate([2.0, math.nan, math.nan, 0.0])
     ]
     run = Engine(policy)
     outcomes = [outcome for event in [*events, events[-1]._replace(seq=4)] for outcome in run.observe(event)]
 
-    assert [outcome.seq for outcome in outcomes if outcome.controller == "c"] == [1, 2, 3]
+    assert [outcome.seq for outcome in outcomes if outcome.controller == "c"] == [0, 1, 2]
 
 
 def test_a_shared_cooldown_holds_the_later_controller_of_the_file_back_at_the_same_event() -> None:
@@ -353,7 +353,7 @@ EVERYTHING = parse_policy(
 cooldowns: {guard: {evaluations: 2}}
 controllers:
   - {name: a, triggers: [on_step_end], rule: "loss > mean(loss, 5, skip=1)", for: 2, cooldown: guard, operations: []}
-  - {name: b, triggers: [on_step_end, on_evaluate], rule: "ema(loss, 4) > 0.2 or holding('a')", cooldown: guard,
+  - {name: b, triggers: [on_step_end, on_evaluate], rule: "ema(loss, 4) > 0.2 or streak('a') > 0", cooldown: guard,
      patience: {patience_threshold: 2}, operations: []}
   - {name: c, triggers: [on_step_end], rule: "times_fired('b') > 0 and steps_since('b') > 2", mode: shadow,
      cooldown: {seconds: 2.5}, message: "{mean(loss, 70)} {peak(mean(abs(delta(loss)), 3))}", operations: []}
@@ -386,7 +386,7 @@ def test_a_run_split_anywhere_decides_as_an_unsplit_one(drawn: list[tuple[bool, 
 
 def test_another_policy_begins_with_nothing_decided_and_all_series() -> None:
     """After the resume cooldowns and histories are empty, windows are full."""
-    run = engine(controller("a == 1.0", once="true", cooldown=100), controller('fired("c")', "d"))
+    run = engine(controller("a == 1.0", once="true", cooldown=100), controller('times_fired("c") > 0', "d"))
     run.resume(answers("TTTT"), keeps_controllers=False)
 
     assert fired(run, [event._replace(step=event.step + 4) for event in answers("TT")]) == [4]
@@ -395,8 +395,8 @@ def test_another_policy_begins_with_nothing_decided_and_all_series() -> None:
 def test_an_unknown_controller_is_refused_where_it_is_asked_about() -> None:
     """The error suggests the right one; later controllers count too."""
     with pytest.raises(PolicyError) as caught:
-        engine(controller('fired("gard")'), controller('fired("c")', "guard"))
+        engine(controller('times_fired("gard") > 0'), controller('times_fired("c") > 0', "guard"))
 
     assert str(caught.value) == (
-        "p.yaml:5:13: controller 'c', rule: unknown controller; got '\"gard\"'. Did you mean 'guard'?"
+        "p.yaml:5:19: controller 'c', rule: unknown controller; got '\"gard\"'. Did you mean 'guard'?"
     )

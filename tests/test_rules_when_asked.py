@@ -36,8 +36,8 @@ PROBED[6]["late"] = 1.0
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ("patience: {patience_threshold: 2}", [5, 8, 11]),
-        ("patience: {patience_threshold: 2}, every: value", [9]),
+        ("for: 3", [5, 8, 11]),
+        ("for: 3, every: value", [9]),
         ("every: value", [3, 6, 9, 12]),
         ("every: value, between: [5, 10]", [6, 9]),
         ("every: value, requires: [late]", [9, 12]),
@@ -54,7 +54,7 @@ def test_with_every_value_a_probe_counts_once(keys: str, expected: list[int]) ->
 def test_a_rule_is_asked_once_what_it_requires_is_there() -> None:
     """Events before count for nothing, such as patience."""
     assert fired("loss > 0", "requires: [norm, loss]", PROBED)[0] == 3
-    assert fired("loss > 0", "requires: [norm], patience: {patience_threshold: 1}", PROBED)[0] == 4
+    assert fired("loss > 0", "requires: [norm], for: 2", PROBED)[0] == 4
 
 
 def test_a_rule_whose_run_lacks_what_it_requires_is_silent() -> None:

@@ -140,7 +140,6 @@ def test_a_long_window_goes_on_exactly_after_its_buffer_is_full() -> None:
         ("count(loss, epochs=0.5)", [1, 2, 2, 1, 2]),
         ("mean(loss, epochs=0.5)", [1.0, 1.5, 3.0, 4.0, 4.5]),
         ("mean(loss, 2, skip=1)", ["undefined", 1.0, 1.5, 3.0, 4.0]),
-        ("mean(loss, last=2)", [1.0, 1.5, 3.0, 4.0, 4.5]),
         ("sum(loss, steps=10, skip=1)", ["undefined", 1.0, 2.0, "undefined", 4.0]),
         ('mean(loss, 3, half="older")', ["undefined", 1.0, 1.0, 2.0, 4.0]),
         ('mean(loss, 3, half="recent")', [1.0, 2.0, 3.0, 4.0, 4.5]),

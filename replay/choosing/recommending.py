@@ -395,7 +395,7 @@ def _named(runs: Iterable[Run], declared: Sequence[Objective]) -> tuple[list[Obj
 def _series(metric: str) -> str:
     """Return how a rule names a metric. A bare name may be a fact, a function or a param, unless it says what it is."""
     is_clear = metric.isidentifier() and (is_loss(metric) or is_held_out(metric))
-    return metric if is_clear else f"series({json.dumps(metric, ensure_ascii=False)})"
+    return metric if is_clear else json.dumps(metric, ensure_ascii=False)
 
 
 def _commonest(judging: Sequence[Objective]) -> Objective | None:

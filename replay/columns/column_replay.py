@@ -258,8 +258,6 @@ class _ByColumns:
 
     def _last_warning(self) -> int | None:
         """Return the last event at which a controller warns of a series that has not appeared; None without any."""
-        if self._policy.series is not None:
-            return None
         questions: dict[int, tuple[Controller, list[SharedRule]]] = {}
         for each in (each for group in self._form.variant.asked for each in group):
             questions.setdefault(id(each.watcher), (each.watcher.declaration, []))[1].append(each.question)

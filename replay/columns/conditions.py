@@ -47,7 +47,6 @@ _PLAIN: Final[dict[str, np.ufunc]] = {
     "not": np.logical_not,
     "-": np.negative,
     "abs": np.abs,
-    "isnan": np.isnan,
     "isfinite": np.isfinite,
     "Lt": np.less,
     "LtE": np.less_equal,

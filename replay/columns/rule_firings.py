@@ -3,9 +3,9 @@
 Firings need only the few true answers. Patience is arithmetic on streaks of true answers: here for one controller, in
 ``variant_firings.py`` for those of all variants at once. Anything with more state (``for``, ``cooldown``, ``clear``,
 ``escalate``, ``once`` at several triggers) goes through the engine's own gates, which receive the true answers and the
-end of each streak. What rules ask of past decisions (``fired``, ``steps_since``, ``holding``) is a vector over the rows
-of the rule that asks: they see what happened at earlier events, and of controllers above them also what happens at the
-same event.
+end of each streak. What rules ask of past decisions (``times_fired``, ``steps_since``, ``streak``) is a vector over the
+rows of the rule that asks: they see what happened at earlier events, and of controllers above them also what happens at
+the same event.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _FIRST: Final[Ints] = np.zeros(1, np.int64)
 
 
 #: Questions about the answers of a rule; those of ``OF_FIRINGS`` depend on what holds its controller back.
-OF_ANSWERS: Final = frozenset({"holding", "true_now", "streak"})
+OF_ANSWERS: Final = frozenset({"streak"})
 
 
-OF_FIRINGS: Final = frozenset({"fired", "times_fired", "steps_since", "fired_now"})
+OF_FIRINGS: Final = frozenset({"times_fired", "steps_since", "fired_now"})
 
 
 #: The questions whose answer is True or False.
-OF_TRUTH: Final = frozenset({"fired", "holding", "true_now", "fired_now"})
+OF_TRUTH: Final = frozenset({"fired_now"})
 
 
 class Orders(NamedTuple):
@@ -421,12 +421,7 @@ def of_answers(asked: AskedPast, every: Sequence[Answers], rows: Ints) -> Vector
     if len(every) > 1:
         order = np.argsort(events, kind="stable")
         events, truths = events[order], truths[order]
-    if asked.question == "true_now":
-        return Vector(np.isin(rows, events[truths]), None)
-    before = np.searchsorted(events, rows, side="right" if asked.question == "streak" and asked.is_above else "left")
-    if asked.question == "holding":
-        # Index 0 is the state before the first answer.
-        return Vector(np.append(False, truths)[before], None)
+    before = np.searchsorted(events, rows, side="right" if asked.is_above else "left")
     counts = np.arange(len(truths))
     streaks = counts - np.maximum.accumulate(np.where(truths, -1, counts)) if len(truths) else counts
     return Vector(np.append(0, streaks)[before].astype(np.float64), None)
@@ -445,11 +440,8 @@ def of_firings(asked: AskedPast, every: Sequence[Ints], rows: Ints, steps: Ints)
     if asked.question == "fired_now":
         return Vector(np.isin(rows, events), None)
     times = np.searchsorted(events, rows, side="left")
-    match asked.question:
-        case "fired":
-            return Vector(times > 0, None)
-        case "times_fired":
-            return Vector(times.astype(np.float64), None)
+    if asked.question == "times_fired":
+        return Vector(times.astype(np.float64), None)
     if not len(events):
         return Vector(np.zeros(len(rows)), np.zeros(len(rows), np.bool_))
     since = steps[rows] - steps[events[np.maximum(times - 1, 0)]]

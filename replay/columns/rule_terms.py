@@ -32,7 +32,7 @@ from .terms import (
 
 _ARITHMETIC: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 _COMPARISONS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Eq, ast.NotEq)
-_TESTS: Final = frozenset({"isnan", "isfinite"})
+_TESTS: Final = frozenset({"isfinite"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ...rules.effects import Effect
 from ...rules.language.bound_rule import BoundRule
 from ...rules.policy_file.declarations import Controller, StateDeclaration
 from ...rules.policy_file.policy import Policy, parse_policy
-from ...rules.readings.past_decisions import OF_NOW
+from ...rules.readings.past_decisions import FIRED_NOW
 from ...rules.readings.reading import ALSO_CALLED, NotColumnar, Param, Reading, SeriesReading
 from ...store.errors import TelemetryError
 from ...store.events import INIT_END
@@ -322,7 +322,7 @@ class _Watchers:
         """Return how columns answer what a controller asks about another."""
         asks = f"it asks {question} of {name!r}"
         places = [index for index, each in enumerate(self._policy.controllers) if each.name == name]
-        if question not in OF_ANSWERS | OF_FIRINGS or (asking == _OF_STATE and question in OF_NOW):
+        if question not in OF_ANSWERS | OF_FIRINGS or (asking == _OF_STATE and question == FIRED_NOW):
             raise NotColumnar(asks)
         if len(places) > 1:
             raise NotColumnar(f"{asks}, a name of several controllers")

@@ -79,7 +79,7 @@ def probed(policy: Policy) -> tuple[Policy, dict[str, Probe]]:
         for number, text in enumerate([controller.rule.text, *clauses(controller)]):
             four = {
                 Probe(index, number, answer): _rule(text, Probe(index, number, ClauseAnswer.TRUE).name, answer)
-                for answer in ClauseAnswer
+                for answer in reversed(ClauseAnswer)
             }
             added = [_entry(controller, probe, rule) for probe, rule in four.items()]
             try:
@@ -99,12 +99,12 @@ def clauses(controller: Controller) -> list[str]:
 
 
 def _rule(text: str, held: str, answer: ClauseAnswer) -> str:
-    """Return a probe's rule; ``held`` names the TRUE probe of the clause, whose last answer ``holding`` reads."""
+    """Return a probe's rule; ``held`` names the TRUE probe of the clause, below it, which answers after it."""
     return {
         ClauseAnswer.TRUE: f"not not ({text})",
         ClauseAnswer.FALSE: f"not ({text})",
-        ClauseAnswer.RISES: f"not not ({text}) and not holding({held!r})",
-        ClauseAnswer.FALLS: f"not ({text}) and holding({held!r})",
+        ClauseAnswer.RISES: f"not not ({text}) and streak({held!r}) == 0",
+        ClauseAnswer.FALLS: f"not ({text}) and streak({held!r}) > 0",
     }[answer]
 
 

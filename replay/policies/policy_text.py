@@ -29,7 +29,6 @@ def with_controllers(
     own = policy.controllers if asked is None else _asked_about(policy, asked)
     document = {
         "params": dict(policy.params),
-        "series": None if policy.series is None else sorted(policy.series),
         "define": {
             **policy.definitions,
             **{each.name: {"value": each.value.text, "admit": each.admit.text} for each in policy.admitted},

@@ -7,12 +7,14 @@ live, where every step counts, such a controller decides earlier or otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import ast
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from ...rules.language.bound_rule import BoundRule
+from ...rules.language.expressions import links_of
 from ...rules.language.name_patterns import is_pattern, matches
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
@@ -205,7 +207,12 @@ class _Counting:
         is_patient = patience is not None and patience.threshold > 0 and _TRIGGER in controller.triggers
         if is_patient or not self._metrics.isdisjoint(rule.metrics):
             return True
-        return any(self._looks_back(reading, rule) for reading in rule.references.values())
+        whether = set(_asked_whether(rule))
+        return any(
+            self._looks_back(reading, rule)
+            for node, reading in rule.references.items()
+            if not (reading.is_count and node in whether)
+        )
 
     def _looks_back(self, reading: Reading, rule: BoundRule) -> bool:
         """Whether a reading reads more of a training series than its newest value, or counts decisions at steps."""
@@ -218,3 +225,11 @@ class _Counting:
         while key.is_derived:
             key = rule.derived[key].driver if key in rule.derived else self._sources[key]
         return not self._steps.isdisjoint(self._run.values(key)[:1])
+
+
+def _asked_whether(rule: BoundRule) -> Iterator[ast.expr]:
+    """Yield the counts of which a rule asks only whether they are 0, as in ``times_fired("c") > 0``."""
+    for node in ast.walk(rule.expression.tree):
+        for left, sign, right in links_of(node) if isinstance(node, ast.Compare) else ():
+            if isinstance(sign, (ast.Gt, ast.Eq, ast.NotEq)) and isinstance(right, ast.Constant) and right.value == 0:
+                yield left

@@ -258,20 +258,13 @@ class Conjunctions:
         return bool(orders[pair])
 
     def _test(self, atom: Atom, values: dict[str, _PossibleValues]) -> bool:
-        """Take from an expression what ``isnan`` or ``isfinite`` rules out; return whether anything is left."""
+        """Take from an expression what ``isfinite`` rules out; return whether anything is left."""
         match atom.node:
-            case ast.Call(ast.Name("isnan" | "isfinite" as test), [side]):
+            case ast.Call(ast.Name("isfinite"), [side]) if atom.is_true:
                 known = self._values(side, values)
-                is_nan = test == "isnan" and atom.is_true
-                if is_nan or atom.is_true:
-                    known.be_number(may_be_nan=is_nan)
-                if is_nan:
-                    known.low, known.high = math.inf, -math.inf
-                elif atom.is_true:
-                    known.be_above(-math.inf, is_open=True)
-                    known.be_below(math.inf, is_open=True)
-                elif test == "isnan":
-                    known.be_number(may_be_nan=False)
+                known.be_number(may_be_nan=False)
+                known.be_above(-math.inf, is_open=True)
+                known.be_below(math.inf, is_open=True)
                 return not known.is_none
         return True
 

@@ -16,11 +16,10 @@ from typing import Final, NamedTuple
 from ..effects import parse_call
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
-from ..language.name_patterns import MAX_MEMBERS, have_common_names, is_pattern
 from ..policy_file.declarations import Rule, RuleFile
 from ..readings.metric import MetricValue
 from ..readings.param import ParamValue
-from ..readings.past_decisions import TRUE_OF_CONTROLLERS, PastDecisions
+from ..readings.past_decisions import FIRED_NOW, PastDecisions
 from ..readings.ranges import (
     ALWAYS,
     ANY,
@@ -76,7 +75,6 @@ class Dead:
         once: Names of controllers that decide at most once.
         classes: Classes that a state never takes, by state.
         taken: The other classes, by state.
-        series: The metrics that the policy lists, or patterns of their names; None where it lists none.
         ranges: What the policy says that metrics lie between.
         least_share: The least share of the scheduled learning rate with which an update trains; 0 where unknown.
         most_steps: The most steps that a run has; infinite where that is unknown.
@@ -86,15 +84,9 @@ class Dead:
     once: frozenset[str] = frozenset()
     classes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     taken: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    series: frozenset[str] | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     least_share: float = 0.0
     most_steps: float = math.inf
-
-    def members(self, pattern: str) -> int:
-        """Return how many members a family has at most."""
-        listed = [name for name in self.series or (pattern,) if have_common_names(name, pattern)]
-        return MAX_MEMBERS if any(map(is_pattern, listed)) else len(listed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +110,7 @@ class RuleVerdicts:
         self._rule = rule
         self._dead = dead
         self._found: dict[tuple[object, ...], Verdict] = {}
-        limits = RunLimits(dead.members, dead.most_steps, dead.ranges)
+        limits = RunLimits(dead.most_steps, dead.ranges)
         self.ranges = ValueRanges(rule, self.verdict, self._asked, limits, is_full=is_full)
         self.conjunctions = Conjunctions(self.ranges.of, self._classes_of)
 
@@ -155,7 +147,7 @@ class RuleVerdicts:
     def _verdict(self, node: ast.expr) -> Verdict:
         reference = self._rule.references.get(node)
         if isinstance(reference, PastDecisions):
-            is_dead = reference.question in TRUE_OF_CONTROLLERS and reference.controller in self._dead.controllers
+            is_dead = reference.question == FIRED_NOW and reference.controller in self._dead.controllers
             return NEVER if is_dead else OPEN
         match node:
             case ast.Constant(bool(value)):
@@ -212,7 +204,7 @@ class RuleVerdicts:
 
     def _asked(self, question: str, name: str) -> Range | None:
         """Return the range of the answer to a question about a controller; None where it is no number."""
-        if question in TRUE_OF_CONTROLLERS:
+        if question == FIRED_NOW:
             return between(0, name not in self._dead.controllers, is_whole=True, may_be_nan=False)
         if question not in ("times_fired", "streak"):
             return None
@@ -440,7 +432,7 @@ def dead_in(policy: RuleFile, most_steps: float = math.inf) -> Dead:
     """
     names = [controller.name for controller in policy.controllers]
     once = frozenset(each.name for each in policy.controllers if each.is_once and names.count(each.name) == 1)
-    dead = Dead(once=once, series=policy.series, ranges=_declared(policy))
+    dead = Dead(once=once, ranges=_declared(policy))
     for _ in range(_MOST_ROUNDS):
         found = [each.name for each in policy.controllers if _is_never_true(each.rule.bound, dead)]
         never = frozenset(name for name in names if found.count(name) == names.count(name))

@@ -14,6 +14,7 @@ from ...store.plan import Plan
 from ..language.bound_rule import BoundRule
 from ..policy_file.declarations import Controller, Rule, RuleFile, StateDeclaration
 from ..readings.first_events import START, First, Never
+from ..readings.fold import STREAK
 from ..readings.metric import MetricValue, StateChange
 from ..readings.past_decisions import PastDecisions
 from ..readings.reading import SeriesKey
@@ -146,7 +147,7 @@ def _of_controller(controller: Controller, stuck: Collection[str], blank: Collec
         if not isinstance(each, PastDecisions) or each.controller not in stuck or not isinstance(node, ast.expr):
             continue
         text, is_own = expression.segment(node), each.controller == controller.name
-        is_truth = each.question in ("holding", "true_now", "streak")
+        is_truth = each.question == STREAK
         after = f"the rule of '{each.controller}' has been true" if is_truth else f"'{each.controller}' has fired"
         why = "and that waits for this rule" if is_own else "which never happens"
         fix = "Leave it out."

@@ -91,8 +91,8 @@ class _Walk:
         self._is_condition = any(rule is condition.bound for condition in controller.conditions)
         self._classes = {state.name: [name for name, _ in state.classes] for state in controller.states}
         self._names = {each.name for each in policy.controllers}
-        self._metrics = metrics_read(policy) if policy.series is None else set[str]()
-        self._compared = list(_compared_for_equality(self._tree)) if policy.series is None else []
+        self._metrics = metrics_read(policy)
+        self._compared = list(_compared_for_equality(self._tree))
         self._seen: set[str] = set()
         self.has_wrong_types = False
 
@@ -156,12 +156,12 @@ class _Walk:
     def _of_arithmetic(self, node: ast.BinOp) -> Iterator[Doubt]:
         """Yield a division or difference that reads like one metric's name, each text once."""
         text = self._rule.expression.segment(node)
-        if self._policy.series is not None or text in self._seen or not _is_name(self._rule, node, text):
+        if text in self._seen or not _is_name(self._rule, node, text):
             return
         # The walk comes from the outside in, so the longest name comes first.
         self._seen.update(self._rule.expression.segment(part) for part in ast.walk(node) if isinstance(part, ast.BinOp))
         verb = "divides" if isinstance(node.op, ast.Div) else "subtracts"
-        meant = f'series("{text}") reads the metric so named'
+        meant = f'"{text}" in quotes reads the metric so named'
         if isinstance(node.op, ast.Sub):
             meant = f"the metric may be called {text.replace('-', '_')}, and {meant}"
         yield Doubt(FindingCode.DIVISION, node, f"'{text}' {verb}; {meant}")
@@ -178,7 +178,7 @@ class _Walk:
                     what = f"'{asked.id}' is read as a metric of that name. Write {meant} for the controller."
                     yield Doubt(FindingCode.TYPE, asked, what)
         reference = self._rule.references.get(node)
-        if self._policy.series is not None or not isinstance(reference, SeriesValue) or reference.key.is_of_member:
+        if not isinstance(reference, SeriesValue) or reference.key.is_of_member:
             return
         if WILDCARD.search(reference.key.name):
             what = f"reads the one metric called '{reference.key.name}': {_MEANT}"
@@ -193,7 +193,7 @@ class _Walk:
             meant = _WORDS[node.id].format(next(iter(self._classes)))
             what = f"'{node.id}' is read as a metric of that name. Write {meant}."
             yield Doubt(FindingCode.TYPE, node, what)
-        is_known = self._policy.series is not None or reference.key.is_derived or node.id in self._seen
+        is_known = reference.key.is_derived or node.id in self._seen
         if is_known or (node.id.casefold() in NOT_FINITE and node in self._compared):
             return
         self._seen.add(node.id)
@@ -206,7 +206,7 @@ class _Walk:
             return
         key = node.attr if isinstance(node, ast.Attribute) else self._rule.expression.segment(node.slice)
         question = f'{name} == "{self._classes[name][0]}"'
-        if key in ("age", "changed", "previous"):
+        if key in ("age", "previous"):
             question = f'{key}("{name}")'
         what = f"the state '{name}' is the name of a class and has no '{key}'. Write {question}."
         yield Doubt(FindingCode.TYPE, node, what)
@@ -304,7 +304,7 @@ def _fix_of_text(rule: BoundRule, node: ast.expr, number: ast.expr) -> str:
     if _is_number(text):
         return f"Write {text} without quotes."
     if text and isinstance(number, ast.Constant):
-        metric = text if text.isidentifier() else f'series("{text}")'
+        metric = text if text.isidentifier() else f'"{text}"'
         return f"Write {metric} to read the metric of that name."
     return "Write a number."
 
@@ -376,7 +376,7 @@ _LEAST_REPLACED: Final = 6
 #: A metric's name that reads as arithmetic.
 _ARITHMETIC: Final = re.compile(r"[A-Za-z_]\w*(?:(?:/[A-Za-z_]\w*)+|(?:-[A-Za-z_]\w*)+)")
 WILDCARD: Final = re.compile(r"[*?]|\[.*\]")
-_MEANT: Final = 'only a star stands for other characters, as in any(series("grad_norm/*") > 100)'
+_MEANT: Final = 'only a star stands for other characters, as in any("grad_norm/*" > 100)'
 
 
 def _is_name(rule: BoundRule, node: ast.BinOp, text: str) -> bool:
@@ -426,12 +426,12 @@ def _nearest(name: str, others: Iterable[str]) -> str:
         return ""
     for fact in CONTEXT:
         if folded in (fact, f"{fact}s") or is_slip(folded, fact, may_replace=False):
-            return f"Did you mean the fact '{fact}'? If not, write series(\"{name}\")."
+            return f"Did you mean the fact '{fact}'? If not, write \"{name}\"."
     # Of two uncommon names in one file, the shorter is the slip.
     longer = {other for other in others if len(other) > len(name)}
     for metric in sorted(COMMON_METRICS | longer):
         if is_slip(name, metric, may_replace=len(metric) >= _LEAST_REPLACED):
-            return f"Did you mean '{metric}'? If not, write series(\"{name}\")."
+            return f"Did you mean '{metric}'? If not, write \"{name}\"."
     return ""
 
 
@@ -480,7 +480,7 @@ def _argument_doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr
     read = [found for part in ast.walk(asked) if isinstance(found := rule.references.get(part), SeriesReading)]
     reads = bool(read) and not any(WILDCARD.search(series.key.name) for series in read)
     if reference is None and FUNCTIONS[name].iterates and is_condition and reads and len(node.args) == 1:
-        meant = _OF_CONDITIONS.get(name, f"{name}({{}}, last=10)").format(text)
+        meant = _OF_CONDITIONS.get(name, f"{name}({{}}, 10)").format(text)
         yield node, f"{name} takes a list or a window. Write {meant} for the newest ten values."
 
 

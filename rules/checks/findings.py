@@ -262,7 +262,7 @@ def _log_formats(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
 
 def _unguarded(policy: Policy, places: PolicyPlaces) -> Iterator[Finding]:
     for controller, name, offset in unguarded_spikes(policy):
-        series = name if name.isidentifier() else f'series("{name}")'
+        series = name if name.isidentifier() else f'"{name}"'
         is_of_member = controller.each is not None and name == controller.each.name
         keys = "the same 'for_each' and the rule" if is_of_member else "the rule"
         fix = f"Add one with {keys}: not isfinite({series})"
@@ -314,7 +314,7 @@ def _misspelt_requirements(policy: Policy, places: PolicyPlaces) -> Iterator[Fin
     """Yield a finding for each required metric that no rule reads, if its name is near one that the rule reads."""
     known = metrics_read(policy)
     for index, controller in enumerate(policy.controllers):
-        for entry, key in enumerate(controller.requires if policy.series is None else ()):
+        for entry, key in enumerate(controller.requires):
             near = get_close_matches(key.name, sorted(each.name for each in controller.series_read), n=1, cutoff=0.8)
             if near and key.name not in known and not is_pattern(key.name):
                 what = f"requires '{key.name}', which no rule reads. Did you mean '{near[0]}'?"

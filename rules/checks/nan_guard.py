@@ -71,10 +71,10 @@ def _guards(rule: BoundRule) -> Iterator[str]:
 
 
 def _asks_for_nan(rule: BoundRule, name: str) -> bool:
-    """Whether a rule tests a series for NaN: ``isnan(x)``, ``isfinite(x)`` or ``x != x``."""
+    """Whether a rule tests a series for NaN: ``isfinite(x)`` or ``x != x``."""
     for node in ast.walk(rule.expression.tree):
         match node:
-            case ast.Call(ast.Name("isnan" | "isfinite"), arguments) if _reach(rule, name, arguments) < _ABSENT:
+            case ast.Call(ast.Name("isfinite"), arguments) if _reach(rule, name, arguments) < _ABSENT:
                 return True
             case ast.Compare(left, [ast.NotEq()], [right]) if {_reach(rule, name, [s]) for s in (left, right)} == {1}:
                 return True
@@ -175,8 +175,6 @@ class _Evaluation:
         flat = [item for argument in arguments for item in _items(argument)]
         if not any(self.of(item) is _Value.NAN for item in flat):
             return _Value.UNKNOWN
-        if function == "isnan":
-            return _Value.TRUE
         if function == "isfinite":
             return _Value.FALSE
         return _Value.NAN if function in NAN_TO_NAN else _Value.UNKNOWN

@@ -26,8 +26,9 @@ from ..language.rule_parts import path_in
 from ..policy_file.declarations import Controller, MetricDeclaration, RuleFile, StateDeclaration
 from ..readings.fact import ContextValue
 from ..readings.first_events import START, First, Never, PossibleCount, all_of, any_of, of_constant
+from ..readings.fold import STREAK
 from ..readings.param import ParamValue
-from ..readings.past_decisions import OF_NOW
+from ..readings.past_decisions import FIRED_NOW
 from ..readings.reading import Appearances, Param, SeriesKey, SeriesReading
 from .length_conditions import MIRRORED, NO_LIMIT, constant_in, least_length
 
@@ -54,7 +55,7 @@ class RuleSurroundings:
         run: Where the run recorded values and events.
         metrics: The controller metrics by name.
         params: Values of params, in place of those with which the rules were bound.
-        decided: Returns the first event after which a controller may have fired (``fired``) or held (``holding``).
+        decided: Returns the first event after which a controller may have fired or answered with true (``streak``).
         classified: Returns the first event at which a state may have a class; None for what is no state.
     """
 
@@ -109,8 +110,8 @@ class RuleTruth:
                 return any_of(all_of((self.first(test, is_so), self.first(part, wanted))) for is_so, part in branches)
             case ast.Constant(bool(value)) if wanted is not None:
                 return of_constant(value, wanted)
-            case ast.Call(ast.Name("isnan" | "isfinite" as test), [argument]):
-                return self._finite(argument, is_asked_for=None if wanted is None else wanted is (test == "isfinite"))
+            case ast.Call(ast.Name("isfinite"), [argument]):
+                return self._finite(argument, is_asked_for=wanted)
         return self._defined(node)
 
     def _defined(self, node: ast.expr) -> First:
@@ -423,7 +424,7 @@ class PossibleFirings:
             ]
             decided: dict[tuple[str, str], First] = {}
             for controller, true, fires in zip(self._policy.controllers, trues, firsts, strict=True):
-                for question, found in (("holding", true), ("fired", fires)):
+                for question, found in ((STREAK, true), ("times_fired", fires)):
                     key = question, controller.name
                     decided[key] = any_of([decided[key], found]) if key in decided else found
             classified = {state.name: self._classifies(state) for state in self._policy.states}
@@ -457,10 +458,10 @@ class PossibleFirings:
 
     def _decided_by(self, question: str, controller: str) -> First:
         """Return the first event at which a controller could be known to have fired, or its rule to have held."""
-        found = self._decided.get(("holding" if question in ("holding", "true_now") else "fired", controller))
+        found = self._decided.get((STREAK if question == STREAK else "times_fired", controller))
         if not isinstance(found, int):
             return Never(f"'{controller}' cannot fire")
-        return found if question in OF_NOW else found + 1
+        return found if question in (FIRED_NOW, STREAK) else found + 1
 
     def _fires(self, controller: Controller, true: First) -> First:
         if not controller.triggers:

@@ -18,7 +18,7 @@ from ..policy_file.declarations import Controller, RuleFile
 from ..readings.fact import ContextValue
 from ..readings.metric import StateChange
 from ..readings.milestone import Milestone
-from ..readings.past_decisions import RAISED, PastDecisions
+from ..readings.past_decisions import PastDecisions
 from ..readings.reading import SeriesKey, SeriesReading
 from ..readings.series_value import SeriesAge, SeriesLength
 from .dead_conditions import dead_in, is_true_with
@@ -52,9 +52,6 @@ def timing_doubts(policy: RuleFile) -> Iterator[KeyDoubt]:
         for check in (_asked, _patience, _of_one_event, _within, _once, _stages):
             for key, what in check(controller):
                 yield KeyDoubt(index, key, what)
-        if controller.is_once and controller.clear is not None and not _asks_raised(policy, controller.name):
-            what = "'once' lets it decide once, so that 'clear' releases nothing. Leave one of them out."
-            yield KeyDoubt(index, "clear", what)
     yield from _early_clears(policy)
 
 
@@ -121,8 +118,6 @@ def _when(controller: Controller, rule: BoundRule, node: ast.expr) -> str:
     match rule.references.get(node):
         case Milestone():
             return "a milestone is true only at the event that reaches it"
-        case StateChange("changed", state) if state != controller.changing:
-            return f"{text} is true only at the event of the change"
         case PastDecisions("fired_now"):
             return f"{text} is true only at the event of the decision"
     if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
@@ -165,15 +160,12 @@ def _once(controller: Controller) -> Iterator[tuple[str, str]]:
         return
     if controller.cooldown is not None and not controller.cooldown.name:
         yield "cooldown", "'once' lets it decide once, so that 'cooldown' holds nothing back. Leave one of them out."
+    if controller.clear is not None:
+        yield "clear", "'once' lets it decide once, so that 'clear' releases nothing. Leave one of them out."
     escalation = controller.escalation
     if escalation is not None and escalation.decisions > 1:
         what = f"'once' lets it decide once, but the stages are {escalation.decisions} decisions"
         yield "escalate", f"{what}. Leave 'once' out."
-
-
-def _asks_raised(policy: RuleFile, name: str) -> bool:
-    asked = PastDecisions(RAISED, name)
-    return any(asked in rule.references.values() for each in policy.controllers for rule in each.bound_rules)
 
 
 def _stages(controller: Controller) -> Iterator[tuple[str, str]]:

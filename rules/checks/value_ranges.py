@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from ..language.bound_rule import BoundRule, Derived
+from ..language.name_patterns import MAX_MEMBERS
 from ..readings.family import FamilyReading
 from ..readings.fold import SeriesFold
 from ..readings.ranges import (
@@ -51,12 +52,10 @@ class RunLimits(NamedTuple):
     """What is known of a run, whatever its values.
 
     Attributes:
-        members: Returns how many members a family has at most, by its pattern.
         most_steps: The most steps that it has.
         ranges: What the policy says that metrics lie between, by name.
     """
 
-    members: Callable[[str], int]
     most_steps: float = math.inf
     ranges: Mapping[str, Range] = MappingProxyType({})
 
@@ -82,7 +81,7 @@ class ValueRanges:
         is_full: bool = False,
     ) -> None:
         self._rule = rule
-        self._members, self._declared = limits.members, limits.ranges
+        self._declared = limits.ranges
         self._verdict = verdict
         self._asked = asked
         most_steps = limits.most_steps
@@ -124,7 +123,7 @@ class ValueRanges:
                 return self._calculated(left, sign, right)
             case ast.IfExp():
                 return self._chosen(node)
-            case ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Call(ast.Name("isnan" | "isfinite")):
+            case ast.Compare() | ast.UnaryOp(ast.Not()) | ast.Call(ast.Name("isfinite")):
                 return self._truth(node)
             case ast.BoolOp(_, values) if all(isinstance(each, (ast.Compare, ast.BoolOp)) for each in values):
                 return self._truth(node)
@@ -272,7 +271,7 @@ class ValueRanges:
         if not isinstance(one, FamilyReading) or not isinstance(other, FamilyReading):
             return None
         read = [self._rule.references.get(node.args[0]) for node in (above, below) if isinstance(node, ast.Call)]
-        bound = bound_by_members(one, other, self._members(one.key.name))
+        bound = bound_by_members(one, other)
         return None if bound is None or read != [SeriesValue(one.key)] * 2 else (one.key, bound)
 
     def assumptions(self, key: SeriesKey, *, needs_sign: bool, needs_finite: bool) -> list[str] | None:
@@ -371,11 +370,11 @@ def bound_by(upper: SeriesReading, lower: SeriesReading, limits: ValueLimits) ->
     return None
 
 
-def bound_by_members(upper: FamilyReading, lower: FamilyReading, members: int) -> Bound | None:
-    """Return the same for two functions of the newest values of a family, which has at most so many members."""
+def bound_by_members(upper: FamilyReading, lower: FamilyReading) -> Bound | None:
+    """Return the same for two functions of the newest values of a family."""
     if upper.key != lower.key or (upper.function, lower.function) != ("max", "mean"):
         return None
-    return Bound(members, f"no value of {members:,} members is above {members:,} times their mean")
+    return Bound(MAX_MEMBERS, f"no value of {MAX_MEMBERS:,} members is above {MAX_MEMBERS:,} times their mean")
 
 
 def _function_within(reading: SeriesReading, window: Window) -> str | None:

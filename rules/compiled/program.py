@@ -41,7 +41,7 @@ class TriggeredRule:
         driver: The series that must have a new value for the rule to be evaluated; None without this condition.
         controller: Its controller.
         changing: The state that must change for the rule to be evaluated; empty without this condition.
-        asked: What rules ask of the controller that its answers tell: ``holding``, ``streak``, ...
+        asked: What rules ask of the controller that its answers tell: ``streak``, ``fired_now``.
         clear: The condition that ends a decision's effect on the controller; None without one.
         is_explained: Whether its readings are taken when it is true. They show past decisions as the rule sees them.
         each: The series of a member, of a controller that there is for each member of a family.
@@ -94,9 +94,8 @@ def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, 
     """Return the code of a function of the event that evaluates every numbered rule, in order.
 
     The function reads the variables of ``names`` and ``gate_name``. It returns a list of pairs: the number of a rule,
-    and its answer where that is not False, or the exception in its place unless that means "undefined". It sets
-    ``holds`` at its end, so that rules at the same event see the previous value. The answer to the ``clear`` of a
-    raised controller precedes that of its rule, as a ``ClearAnswer``.
+    and its answer where that is not False, or the exception in its place unless that means "undefined". The answer to
+    the ``clear`` of a raised controller precedes that of its rule, as a ``ClearAnswer``.
 
     Args:
         kind: The kind of event.
@@ -104,47 +103,31 @@ def program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, 
         names: The names of the policy.
         decides: Whether true answers pass their gates here. Those that do are ``FIRED``.
     """
-    return _program(kind, questions, names, decides=decides, holds="holds")
-
-
-def member_program(kind: str, number: int, question: TriggeredRule, names: Names, *, decides: bool) -> CodeType:
-    """Return the code that evaluates one rule for a member of a family; see ``program``, which calls it for each.
-
-    It sets ``next_holds`` in place of ``holds``.
-    """
-    return _program(kind, {number: replace(question, each=None)}, names, decides=decides, holds="next_holds")
-
-
-def _program(kind: str, questions: Mapping[int, TriggeredRule], names: Names, *, decides: bool, holds: str) -> CodeType:
     alone = [question for question in questions.values() if question.each is None]
     conditions = (condition for question in alone for condition in (question.clear, question.rule))
     shared = _shared_readings([condition for condition in conditions if condition is not None])
     statements: list[ast.stmt] = [_assigned("answers", ast.List([], ast.Load()))]
     statements += [_assigned(local, ast.Constant(None)) for local in shared.values()]
-    closing: list[ast.stmt] = []
     for number, question in questions.items():
         if question.each is not None:
             members = name(members_name(kind, number))
             statements.append(ast.Expr(call(members, name(EVENT), name("answers"))))
-            if "holding" in question.asked:
-                closing.append(ast.Expr(call(attribute(members, "settle"))))
             continue
         past = name(names.past_of(question.controller)) if question.asked else None
         answer = _Answer(number, question, past, gate_name(kind, number), decides=decides)
         if question.clear is not None:
             statements.append(answer.clearing(Translator(question.clear, names, shared=shared), question.clear))
         statements += answer.statements(Translator(question.rule, names, shared=shared))
-        if past is not None and "holding" in question.asked:
-            local = f"holds{number}"
-            statements.insert(0, _assigned(local, ast.Constant(None)))
-            set_holds = ast.Assign([ast.Attribute(past, holds, ast.Store())], name(local))
-            closing.append(ast.If(ast.Compare(name(local), [ast.IsNot()], [ast.Constant(None)]), [set_holds], []))
     arguments = ast.arguments(posonlyargs=[], args=[ast.arg(EVENT)], kwonlyargs=[], kw_defaults=[], defaults=[])
-    body = [*statements, *closing, ast.Return(name("answers"))]
-    function = ast.FunctionDef("asked", arguments, body, [], None, None)
+    function = ast.FunctionDef("asked", arguments, [*statements, ast.Return(name("answers"))], [], None, None)
     if "type_params" in ast.FunctionDef._fields:
         function.type_params = []  # type: ignore[attr-defined]
     return compile_tree(ast.Module([function], []))
+
+
+def member_program(kind: str, number: int, question: TriggeredRule, names: Names, *, decides: bool) -> CodeType:
+    """Return the code that evaluates one rule for a member of a family; see ``program``, which calls it for each."""
+    return program(kind, {number: replace(question, each=None)}, names, decides=decides)
 
 
 class _Answer:
@@ -180,8 +163,6 @@ class _Answer:
             is_false = ast.Compare(name("answer"), [ast.Is()], [ast.Constant(False)])
             other: list[ast.stmt] = [ast.If(is_true, self._when_true(), [self._noted(name("answer"))])]
             answered = [ast.If(is_false, self._when_false() or [ast.Pass()], other)]
-        if "holding" in self._question.asked:
-            answered.append(_assigned(f"holds{self._number}", is_true))
         handlers = [
             # Undefined: the rule does not fire and changes nothing.
             ast.ExceptHandler(name("LookupError"), None, [ast.Pass()]),
@@ -224,8 +205,6 @@ class _Answer:
         asked, done = self._question.asked, list[ast.stmt]()
         if self._question.is_explained:
             done.append(ast.Expr(call(name(explanation_name(self._gate)), name(EVENT))))
-        if "true_now" in asked:
-            done.append(self._set("true_at", name(EVENT)))
         if "streak" in asked:
             done.append(self._set("streak", ast.BinOp(self._read("streak"), ast.Add(), ast.Constant(1))))
         if not self._decides:

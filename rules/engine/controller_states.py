@@ -156,27 +156,18 @@ class PastOfMembers:
 
     Attributes:
         members: Those of each member.
-        true_at, fired_at: The newest event at which the rule was true for some member, and at which it decided.
+        fired_at: The newest event at which that of some member decided.
     """
 
     def __init__(self) -> None:
         self.members: list[Past] = []
-        self.true_at: Event | None = None
         self.fired_at: Event | None = None
 
     def note_asked(self, event: Event) -> None:
         """Note what all members have answered to an event."""
         for past in self.members:
-            if past.true_at is event:
-                self.true_at = event
             if past.fired_at is event:
                 self.fired_at = event
-
-    def settle(self) -> None:
-        """Let rules see the answers, once all rules of the event are asked."""
-        for past in self.members:
-            if past.next_holds is not None:
-                past.holds, past.next_holds = past.next_holds, None
 
     @property
     def times(self) -> int:
@@ -184,19 +175,9 @@ class PastOfMembers:
         return sum(past.times for past in self.members)
 
     @property
-    def holds(self) -> bool:
-        """Whether the rule of any member was true at its last evaluation at an earlier event."""
-        return any(past.holds for past in self.members)
-
-    @property
     def streak(self) -> int:
         """The longest streak of a member."""
         return max((past.streak for past in self.members), default=0)
-
-    @property
-    def raised(self) -> int:
-        """How many members are raised as of earlier events."""
-        return sum(past.raised for past in self.members)
 
     def steps_since(self, step: int) -> int:
         """Return the steps from the newest decision to a step; see ``Past``."""
@@ -244,10 +225,6 @@ class MembersAtTrigger:
         if given:
             answers.append((self._number, MemberAnswers(given)))
         self._past.note_asked(event)
-
-    def settle(self) -> None:
-        """Let rules see the answers, once all rules of the event are asked."""
-        self._past.settle()
 
     def renew(self) -> None:
         """Reset patience and hold of all members."""

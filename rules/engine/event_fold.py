@@ -189,12 +189,7 @@ class EventFold:
                 self._workspace.families[state.declaration.each].follow(self._of_members[state.declaration.name])
 
     def _unseen_of(self, controller: Controller) -> tuple[Series, ...]:
-        """Return the series that a controller awaits and no event has fed yet, to warn if none ever does.
-
-        Empty if the policy lists its series.
-        """
-        if self.policy.series is not None:
-            return ()
+        """Return the series that a controller awaits and no event has fed yet, to warn if none ever does."""
         series = (self._series[key] for key in controller.series_awaited if not key.is_of_member)
         return tuple(each for each in series if each.bound_kind is None)
 

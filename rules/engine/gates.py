@@ -193,7 +193,6 @@ class FiringLimits:
     def note_past(self, event: Event) -> None:
         """Note a decision for rules at later events."""
         self.past.note(event.step)
-        self.past.raised += self.raised is not None
 
     @property
     def is_spent(self) -> bool:

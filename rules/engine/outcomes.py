@@ -156,7 +156,6 @@ class OutcomeMaker:
         assert state.restraint.raised is not None
         if answer is not True:
             return self._failure(watch, event, answer, "clear", clear, state.clear)
-        state.restraint.past.raised -= 1
         values, raised_at = watch.clear_explanation, state.restraint.raised.raised_at
         fields, lag = fields_of(watch, event), lag_of(event)
         return Cleared(*fields, value_lag=lag, member=state.member, values=values, raised_at=raised_at)

@@ -45,6 +45,7 @@ class Function:
         is_float: Whether the value of the plain form, if any, is always a float.
         is_whole: Whether the window form gives a whole number; if not, a float.
         iterates: Whether the plain form iterates over its arguments, which a series does not allow.
+        is_of_trac: Whether it is there for files of TrAC alone, whose page describes it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Function:
     is_float: bool = False
     is_whole: bool = False
     iterates: bool = False
+    is_of_trac: bool = False
 
 
 def listed(values: Iterable[Any] = ()) -> list[Any]:
@@ -315,7 +317,6 @@ OF_VALUES: Final = (
     Function("clamp", "clamp(x, low, high)", "x limited to the bounds; NaN stays NaN.", clamped, least=3, most=3),
     Function("finite", "finite(x)", "x; undefined where it is NaN or infinite.", finite, is_float=True),
     Function("sign", "sign(x)", "1.0 above zero, -1.0 below it, 0.0 at zero; NaN stays NaN.", sign, is_float=True),
-    Function("isnan", "isnan(x)", "Whether x is NaN.", math.isnan),
     Function("isfinite", "isfinite(x)", "Whether x is neither NaN nor infinite.", math.isfinite),
     Function(
         "round",
@@ -333,7 +334,7 @@ OF_VALUES: Final = (
     Function("math_trunc", "math_trunc(x)", "The whole part, towards zero.", math.trunc),
     Function("math_floor", "math_floor(x)", "The greatest whole number not above x.", math.floor),
     Function("math_ceil", "math_ceil(x)", "The least whole number not below x.", math.ceil),
-    Function("math_sqrt", "math_sqrt(x)", "The same as sqrt.", math.sqrt, is_float=True),
+    Function("math_sqrt", "math_sqrt(x)", "The same as sqrt.", math.sqrt, is_float=True, is_of_trac=True),
     Function(
         "int",
         "int(x), int(text, base)",

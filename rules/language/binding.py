@@ -29,12 +29,11 @@ from ..readings.ranks import ANY_RANK, AcrossRanks, RankValue
 from ..readings.reading import Need, Reading, SeriesKey, ValueType
 from ..readings.series_value import SeriesValue
 from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_FUNCTIONS
+from ..readings.window import TAKE_NUMBERS
 from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
 from .expressions import Expression, ExpressionFaults, expand, links_of
 from .name_patterns import is_pattern
 
-#: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
-_TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 #: Expressions that give a number or a truth value, so that a series can be computed from them.
 _NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
 #: Functions and displays that give collections.
@@ -172,7 +171,7 @@ def _numbers_of(node: ast.Call, scope: NameScope) -> list[ast.expr]:
         text = literal_text(node.args[0]) or ""
         is_name = text.isidentifier() or text in (*scope.controllers, *scope.states)
         return [] if name in OF_NAMES or is_name else node.args
-    if name not in FUNCTIONS or name in _TAKE_TEXT or name in OF_NAMES or name in RANK_FUNCTIONS:
+    if name not in FUNCTIONS or name in _TAKE_TEXT or name in OF_NAMES or name == ANY_RANK:
         return []
     listed = [each.elts for each in node.args if isinstance(each, (ast.List, ast.Tuple))]
     return [*node.args, *itertools.chain.from_iterable(listed)]
@@ -248,8 +247,6 @@ def _bind_name(node: ast.Name, scope: NameScope, found: _Meanings) -> None:
             found.references[node] = MemberName()
     elif name in CONTEXT:
         found.references[node] = ContextValue(name)
-    elif not scope.lists(name):
-        found.refuse(node, "unknown name", suggestion(name, scope.names()))
     else:
         _bind_series(node, SeriesKey(name), scope, found)
 
@@ -289,7 +286,7 @@ def _check_containers(node: ast.AST, scope: NameScope, found: _Meanings) -> None
 
 def _refuse_series(node: ast.expr, scope: NameScope, found: _Meanings, fix: str = "") -> None:
     key = _series_key(node, scope)
-    if key is None or not (key.is_derived or scope.lists(key.name)):
+    if key is None:
         return
     if key.is_of_member and scope.members is None:
         return  # It is refused as a pattern.
@@ -313,7 +310,7 @@ def _bind_call(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
         return
     function = FUNCTIONS.get(_called(node))
     if function is None:
-        found.refuse(node.func, "unknown function", suggestion(_called(node), FUNCTIONS, habits.FUNCTIONS))
+        found.refuse(node.func, "unknown function", _instead_of_call(found.expression, node, _called(node)))
         _bind_arguments(node, scope, found)
     elif function.name == "series":
         _bind_series_by_name(node, scope, found)
@@ -432,12 +429,10 @@ def _literal_series(node: ast.AST) -> SeriesKey | None:
 def _bind_series_by_name(node: ast.Call, scope: NameScope, found: _Meanings) -> None:
     key = _literal_series(node)
     if key is None:
-        fix = 'Write series("eval/loss") or add kind="evaluate".'
+        fix = 'Write "eval/loss", or series("loss", kind="evaluate").'
         found.refuse(node, "series takes a text, or a param that is one, as its name", fix)
     elif key.kind is not None and not is_kind(key.kind, LOOP_KINDS):
         found.refuse(node, "unknown kind of event", kind_suggestion(key.kind.removeprefix("on_"), LOOP_KINDS))
-    elif not scope.lists(key.name):
-        found.refuse(node, "unknown series", suggestion(key.name, scope.series or ()))
     else:
         _bind_series(node, key, scope, found)
 
@@ -488,7 +483,7 @@ def _is_of_series(node: ast.Call, function: Function, scope: NameScope) -> bool:
     if function.reduction is None or function.name in FOLDS or asks_by_keyword:
         return True
     given = len(node.args) + len(node.keywords)
-    return function.name not in _TAKE_NUMBERS and given == 2 + len(function.options)
+    return function.name not in TAKE_NUMBERS and given == 2 + len(function.options)
 
 
 def _is_computed(node: ast.expr, scope: NameScope) -> bool:
@@ -627,8 +622,6 @@ def _bind_rank_series(node: ast.Call, function: Function, scope: NameScope, foun
         found.refuse(node.args[0], _OWN_RANK if key.is_derived else _NO_KIND)
     elif key.is_of_member:
         found.refuse(node.args[0], _NO_PATTERN)
-    elif not scope.lists(key.name):
-        found.refuse(node.args[0], "unknown series", suggestion(key.name, scope.series or ()))
     else:
         found.references[node] = AcrossRanks(function.name, key.name)
         found.named.append((node.args[0], key.name))
@@ -675,12 +668,10 @@ def _in_place_of_truth(reading: Reading) -> str:
 def _instead_of_part(expression: Expression, node: ast.expr) -> str:
     """Return what to write for a series with a dot, or with an index from the end; empty for anything else."""
     if isinstance(node, ast.Attribute) and node.attr not in FUNCTIONS:
-        return f'Write series("{expression.segment(node)}") to read the metric of that name.'
+        return f'Write "{expression.segment(node)}" to read the metric of that name.'
     match node:
         case ast.Subscript(slice=ast.Constant(str(name))):
-            return (
-                f'Write {name}, or series("{name}", kind="log").' if name.isidentifier() else f'Write series("{name}").'
-            )
+            return f'Write {name}, or series("{name}", kind="log").' if name.isidentifier() else f'Write "{name}".'
     back = constant(node.slice, NameScope()) if isinstance(node, ast.Subscript) else None
     if not isinstance(node, ast.Subscript) or not isinstance(back, int) or back >= 0:
         return ""
@@ -695,4 +686,10 @@ def _instead_of_module_call(expression: Expression, node: ast.Call, name: str) -
     function = name if name in FUNCTIONS else habits.FUNCTIONS.get(name, "")
     if function in FUNCTIONS:
         return f"Write {function}({', '.join(map(expression.segment, node.args))})."
-    return suggestion(name, FUNCTIONS, habits.FUNCTIONS)
+    return _instead_of_call(expression, node, name)
+
+
+def _instead_of_call(expression: Expression, node: ast.Call, name: str) -> str:
+    """Return what to write for a function that is called ``name`` and that is none."""
+    fix = suggestion(name, FUNCTIONS, habits.FUNCTIONS)
+    return fix.replace("{}", ", ".join(map(expression.segment, node.args)))

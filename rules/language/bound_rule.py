@@ -10,7 +10,6 @@ from typing import Final
 from ..readings.fact import CONTEXT
 from ..readings.reading import Need, Param, Reading, SeriesKey
 from .expressions import Expression
-from .name_patterns import have_common_names
 
 #: The name of the member that a controller is of.
 MEMBER: Final = "member"
@@ -36,12 +35,10 @@ class NameScope:
     Attributes:
         metrics: Names of the controller metrics.
         params: Params with their values.
-        series: The series that rules may read; None when the policy does not list them.
         controllers: Names of the controllers.
         definitions: Expressions by name; None for one that was refused.
         above: Names of the controllers above in the file.
         states: Names of the states, which are among ``metrics``, too.
-        clearing: Names of the controllers that have a ``clear``.
         owner: The controller or state whose expression is bound, in a text of its own; empty if milestones mean nothing
             there.
         each: The pattern that means a member of a family; empty without one.
@@ -55,12 +52,10 @@ class NameScope:
 
     metrics: Collection[str] = ()
     params: Mapping[str, Param] = field(default_factory=dict)
-    series: Collection[str] | None = None
     controllers: Collection[str] = ()
     definitions: Mapping[str, Expression | None] = field(default_factory=dict)
     above: Collection[str] = ()
     states: Collection[str] = ()
-    clearing: Collection[str] = ()
     owner: str = ""
     each: str = ""
     is_definition: bool = False
@@ -81,13 +76,7 @@ class NameScope:
 
     def names(self) -> list[str]:
         """Return every name that is known before training starts."""
-        return [*self.definitions, *self.admitted, *self.metrics, *self.params, *CONTEXT, *(self.series or ())]
-
-    def lists(self, name: str) -> bool:
-        """Whether rules may read a series, or a pattern of names, as far as the file lists them."""
-        if self.series is None or name in self.series:
-            return True
-        return any(have_common_names(name, listed) for listed in self.series)
+        return [*self.definitions, *self.admitted, *self.metrics, *self.params, *CONTEXT]
 
     def is_series(self, name: str) -> bool:
         """Whether a bare name is a series."""

@@ -113,7 +113,7 @@ def _literal_key(node: ast.expr) -> str | int | None:
 
 
 _FLOAT_KEEPING: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-_GIVE_TRUTH: Final = frozenset({"isnan", "isfinite", "any", "all"})
+_GIVE_TRUTH: Final = frozenset({"isfinite", "any", "all"})
 #: One value of each type that a value may have.
 _EXAMPLES: Final[Mapping[ValueType, tuple[Param, ...]]] = {
     ValueType.FLOAT: (0.5,),

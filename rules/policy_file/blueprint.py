@@ -14,7 +14,7 @@ from ..language.bound_rule import BoundRule, dependencies
 from ..language.clock import StepWindow, Unit
 from ..readings.fold import STREAK
 from ..readings.milestone import Milestone, MilestoneTracker
-from ..readings.past_decisions import OF_NOW, PastDecisions
+from ..readings.past_decisions import FIRED_NOW, PastDecisions
 from ..readings.reading import Names, Need, SeriesKey
 from .declarations import AdmittedSeries, Controller, StateDeclaration
 
@@ -22,7 +22,7 @@ from .declarations import AdmittedSeries, Controller, StateDeclaration
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
 
 #: Questions about a controller that its answers tell, whether it decides or not; and what it decides at this event.
-_TOLD_BY_ANSWERS: Final = frozenset({"holding", STREAK, *OF_NOW})
+_TOLD_BY_ANSWERS: Final = frozenset({STREAK, FIRED_NOW})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from ...store.metric_words import is_evaluation
 from .. import habits
 from ..effects import BEFORE_UPDATE, CALLS, CallTemplate, InvalidCall, call_name, is_call, parse_template
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
-from ..language.bound_rule import NameScope
 from ..language.clock import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
 from ..language.name_patterns import is_pattern
 from ..readings.past_decisions import PastDecisions
@@ -297,12 +296,12 @@ def _read_condition(node: yaml.Node, where: str, declared: Declarations, reader:
     return read_rule(node, where, replace(declared.scope, own={}), declared, reader, is_condition=True)
 
 
-def _read_each(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> SeriesKey | None:
+def _read_each(node: yaml.Node, where: str, _declared: Declarations, reader: FieldReader) -> SeriesKey | None:
     """Return the series of a member of the family for whose members there is a controller each."""
     if not isinstance(node, yaml.ScalarNode) or "(" in node.value:
         reader.refuse(node, where, "takes one pattern of names", "Write for_each: grad_norm/*.")
         return None
-    key = _series_or_family(node, where, declared.scope, reader)
+    key = _series_or_family(node, where, reader)
     if key is not None and not key.is_of_member:
         fix = f"Write {key.name}/* for all series whose names begin so."
         reader.refuse(node, where, "not a pattern of names", fix)
@@ -310,25 +309,21 @@ def _read_each(node: yaml.Node, where: str, declared: Declarations, reader: Fiel
     return key
 
 
-def _series_or_family(node: yaml.Node, where: str, scope: NameScope, reader: FieldReader) -> SeriesKey | None:
+def _series_or_family(node: yaml.Node, where: str, reader: FieldReader) -> SeriesKey | None:
     name = reader.text(node, where)
     if name is None:
-        return None
-    if not scope.lists(name):
-        fix = suggestion(name, scope.series or ())
-        reader.refuse(node, where, "not one of the series that this file lists", fix)
         return None
     reader.note_series(node, name)
     return SeriesKey(name, is_of_member=is_pattern(name))
 
 
-def _read_requires(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> tuple[SeriesKey, ...]:
+def _read_requires(node: yaml.Node, where: str, _declared: Declarations, reader: FieldReader) -> tuple[SeriesKey, ...]:
     """Return the series without which a controller is not asked: metrics, and families with any member."""
     nodes = reader.items(node, where)
     for item in nodes:
         if isinstance(item, yaml.ScalarNode) and any(sign in item.value for sign in "<>="):
             reader.refuse(item, where, "takes names of metrics", "A condition belongs into the rule.")
-    return tuple(filter(None, (_series_or_family(item, where, declared.scope, reader) for item in nodes)))
+    return tuple(filter(None, (_series_or_family(item, where, reader) for item in nodes)))
 
 
 def _read_every(node: yaml.Node, where: str, _declared: Declarations, reader: FieldReader) -> bool:
@@ -448,7 +443,8 @@ def _read_flag(node: yaml.Node, where: str, declared: Declarations, reader: Fiel
 
 def _read_patience(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Patience:
     if isinstance(node, yaml.ScalarNode) and not is_null(node):
-        reader.refuse(node, where, "must be a mapping", f"Write {{patience_threshold: {node.value}}}.")
+        fix = "Write 'for: 3' for the third true result in a row."
+        reader.refuse(node, where, "must be a mapping", fix)
         return Patience()
     return Patience(**reader.read(node, where, PATIENCE_KEYS, declared, habits.PATIENCE_KEYS))
 
@@ -551,6 +547,10 @@ def _compute(template: CallTemplate, declared: Declarations) -> dict[str, Rule]:
 
 def _read_escalation(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Escalation | None:
     values = reader.read(node, where, ESCALATION_KEYS, declared, habits.ESCALATION_KEYS)
+    cap = reader.keys_of(node).get("cap")
+    if cap is not None and cap.value == "1" and values["forget_after"] is None:
+        fix = "Write 'once: true', and the operations of the first stage as 'operations'."
+        reader.refuse(cap, f"{where}, cap", "one decision in all is 'once'", fix)
     return Escalation(**values) if values["stages"] else None
 
 
@@ -638,7 +638,7 @@ _OTHER_KEYS: Final[tuple[Key[Declarations], ...]] = (
         (),
         is_required=True,
     ),
-    Key("patience", _read_patience, "mapping | How often the rule must be true first."),
+    Key("patience", _read_patience, "mapping | How many true results the rule tolerates."),
     Key(
         "for",
         _read_hold,

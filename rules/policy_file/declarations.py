@@ -408,10 +408,6 @@ class RuleFile(Protocol):
         """Controller metrics, in file order."""
 
     @property
-    def series(self) -> frozenset[str] | None:
-        """Names of the series that rules may read; None when the file does not list them."""
-
-    @property
     def ranges(self) -> Mapping[str, Ends]:
         """The least and the greatest value of metrics, by name."""
 
@@ -431,7 +427,7 @@ class Declarations:
     """Declarations of a policy file so far: the scope in which its remaining keys are read.
 
     Attributes:
-        scope: What names mean in expressions, params and listed series included. Names that later keys declare are
+        scope: What names mean in expressions, params included. Names that later keys declare are
             already among them.
         own_metrics: The names of controller metrics, those of unknown classes included.
         overrides: Values of params that replace those of the file.
@@ -469,11 +465,6 @@ class Declarations:
         return self.scope.params
 
     @property
-    def series(self) -> frozenset[str] | None:
-        """The series that rules may read; None when the file does not list them."""
-        return None if self.scope.series is None else frozenset(self.scope.series)
-
-    @property
     def definitions(self) -> Mapping[str, str]:
         """The text of each defined expression, by name."""
         return {name: each.text for name, each in self.scope.definitions.items() if each is not None}
@@ -498,7 +489,6 @@ def digest_of(declared: Declarations) -> str:
     canonical = {
         "language": SEMANTICS_VERSION,
         "params": {name: _constant(value) for name, value in declared.params.items()},
-        "series": None if declared.series is None else sorted(declared.series),
         "metrics": [_canonical_entry(entry, entry.metric_class.version) for entry in declared.metrics],
         "operations": [_canonical_entry(entry, entry.operation_class.version) for entry in declared.operations],
         "controllers": [_canonical_controller(controller) for controller in declared.controllers],

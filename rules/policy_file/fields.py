@@ -277,15 +277,12 @@ class FieldReader:
         self.refuse(node, where, "must be true or false", "Write true or false, or the name of a param that is one.")
         return None
 
-    def series_name(self, node: yaml.Node, where: str, scope: NameScope) -> str | None:
-        """Return the name of a series, one of those that the file lists, if it lists any."""
+    def series_name(self, node: yaml.Node, where: str, _scope: NameScope) -> str | None:
+        """Return the name of a series."""
         name = self.text(node, where)
-        if name is None or scope.series is None or name in scope.series:
-            if name is not None:
-                self.note_series(node, name)
-            return name
-        self.refuse(node, where, "not one of the series that this file lists", suggestion(name, scope.series))
-        return None
+        if name is not None:
+            self.note_series(node, name)
+        return name
 
     def level(self, node: yaml.Node, where: str) -> str | None:
         """Return the name of a logging level in upper case; the file may write it in any case."""
@@ -322,7 +319,7 @@ class FieldReader:
         Args:
             node: The value of ``arguments:``; None when it is left out.
             owner: The node at which to report a missing required argument.
-            scope: Params that arguments may name, and the series that the file lists.
+            scope: Params that arguments may name.
         """
         required = [name for name, argument in known.items() if argument.default is None and not argument.is_optional]
         if node is None or is_null(node):

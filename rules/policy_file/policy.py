@@ -74,7 +74,6 @@ class Policy:
         name: As in the file; empty when absent.
         description: As in the file; empty when absent.
         params: Params with their values, overrides applied.
-        series: Names of the series that rules may read; None when the file does not list them.
         definitions: The text of each defined expression, by name.
         ranges: The least and the greatest value of metrics, by name, as far as the file says.
         admitted: The definitions that have ``admit``, in file order.
@@ -93,7 +92,6 @@ class Policy:
     name: str
     description: str
     params: Mapping[str, Param]
-    series: frozenset[str] | None
     definitions: Mapping[str, str]
     ranges: Mapping[str, Ends]
     admitted: tuple[AdmittedSeries, ...]
@@ -348,7 +346,6 @@ def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | 
         name=declared.name,
         description=declared.description,
         params=declared.params,
-        series=declared.series,
         definitions=declared.definitions,
         ranges=declared.ranges,
         admitted=admitted,
@@ -578,22 +575,21 @@ def _names_ahead(fields: Fields, reader: FieldReader) -> Declarations:
     scope = NameScope(
         metrics=(*metrics, *states),
         controllers=_names_in(fields, "controllers", reader),
-        clearing=_names_in(fields, "controllers", reader, having="clear"),
         states=states,
         admitted=tuple(name for name, node in defined.items() if isinstance(node, yaml.MappingNode)),
     )
     return Declarations(scope, metrics)
 
 
-def _names_in(fields: Fields, key: str, reader: FieldReader, having: str = "name") -> tuple[str, ...]:
-    """Return the names of a list's entries that have a key; reading the entries reports their problems."""
+def _names_in(fields: Fields, key: str, reader: FieldReader) -> tuple[str, ...]:
+    """Return the names of a list's entries; reading the entries reports their problems."""
     node = fields.get(key)
     entries = map(reader.keys_of, node.value if isinstance(node, yaml.SequenceNode) else [])
-    named = (entry["name"] for entry in entries if having in entry and "name" in entry)
+    named = (entry["name"] for entry in entries if "name" in entry)
     return tuple(dict.fromkeys(node.value for node in named if isinstance(node, yaml.ScalarNode)))
 
 
-# --- texts, params, series and cooldowns --------------------------------------------------------------------------
+# --- texts, params and cooldowns ----------------------------------------------------------------------------------
 
 
 def _read_text(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
@@ -645,13 +641,6 @@ def _type_name(value: Param) -> str:
     if isinstance(value, bool):
         return "true or false"
     return "text" if isinstance(value, str) else "a number"
-
-
-def _read_series(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
-    names = {name: item for item in reader.items(node, where) if (name := reader.text(item, where)) is not None}
-    for name, item in names.items():
-        reader.note_series(item, name)
-    return replace(declared, scope=replace(declared.scope, series=frozenset(names)))
 
 
 def _read_cooldowns(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
@@ -764,11 +753,6 @@ DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
         _read_params,
         "mapping | Constants for rules: number, `true`/`false` or text. The caller can override them when"
         " the file is loaded.",
-    ),
-    Key(
-        "series",
-        _read_series,
-        "list | The names of all series that rules may read. With it, a misspelt series is refused at load.",
     ),
     Key(
         "controller_metrics",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Final, NamedTuple
 
@@ -168,7 +169,7 @@ def choices_in(sentences: Sequence[str]) -> Choices:
         for match in _CHOICE.finditer(_without_quoted(sentence)):
             name = _param_name(sentence[: match.start()], sentence[match.end() :], taken)
             try:
-                found.values[name] = _values(match[1])
+                found.values[name] = values_to_try(match[1], _plain_number)
             except ValueError as error:
                 message = phrase(str(error), repr(match[0]), "Write {3..10}, {3..10..2} or {1.5, 2, 3}.")
                 raise PolicyError([PolicyProblem(source, line, match.start() + 1, message)]) from None
@@ -180,52 +181,46 @@ def choices_in(sentences: Sequence[str]) -> Choices:
     return found
 
 
-def stepped(first: str, last: str, step: str) -> list[Param]:
-    """Return the numbers from the first on, in steps; the last one is included if the steps reach it.
+def values_to_try(text: str, read: Callable[[str], Param]) -> list[Param]:
+    """Return the values in ``1, 2, 5..9`` or ``1..9..2``, each once; a range has its last one if the steps reach it.
+
+    Args:
+        text: The values, with or without braces around them.
+        read: Reads a value outside a range.
 
     Raises:
-        ValueError: They are no numbers, in no order, or more than 10,000.
+        ValueError: A range has other ends than numbers in their order, or more than 10,000 values.
     """
+    listed = text.strip()
+    listed = listed[1:-1] if listed.startswith("{") and listed.endswith("}") else listed
+    parts = map(str.strip, listed.split(","))
+    values = [value for part in parts for value in (_range(part) if ".." in part else [read(part)])]
+    # A dict treats True and 1 as one key, but params of one name are of one type.
+    return list(dict.fromkeys(values))
+
+
+def _range(text: str) -> list[Param]:
     try:
-        begin, end, by = Decimal(first), Decimal(last), Decimal(step)
+        begin, end, by = map(Decimal, text.split("..") if text.count("..") > 1 else [*text.split(".."), "1"])
     except InvalidOperation:
-        raise ValueError("is of numbers") from None
+        raise ValueError("a range FIRST..LAST..STEP is of numbers") from None
+    except ValueError:
+        raise ValueError("a range has FIRST..LAST..STEP") from None
     if not (begin.is_finite() and end.is_finite() and by.is_finite() and by > 0 and begin <= end):
-        raise ValueError("has FIRST <= LAST and STEP > 0")
+        raise ValueError("a range FIRST..LAST..STEP has FIRST <= LAST and STEP > 0")
     if (end - begin) / by >= _MOST_VALUES:
-        raise ValueError(f"has at most {_MOST_VALUES:,} values")
+        raise ValueError(f"a range FIRST..LAST..STEP has at most {_MOST_VALUES:,} values")
     values = itertools.takewhile(lambda value: value <= end, (begin + by * count for count in itertools.count()))
     return [_plain_number(str(value)) for value in values]
 
 
-def _values(text: str) -> list[Param]:
-    """Return the values in a pair of braces, each once.
-
-    Raises:
-        ValueError: There are none, or some are no numbers.
-    """
-    if ".." in text:
-        first, last, *step = text.split("..")
-        if len(step) > 1:
-            raise ValueError("a range has FIRST..LAST..STEP")
-        try:
-            return stepped(first.strip(), last.strip(), step[0].strip() if step else "1")
-        except ValueError as error:
-            raise ValueError(f"a range FIRST..LAST..STEP {error}") from None
-    try:
-        return list(dict.fromkeys(_plain_number(part.strip()) for part in text.split(",")))
-    except ValueError:
-        raise ValueError("values to try are numbers") from None
-
-
 def _plain_number(text: str) -> Param:
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not math.isfinite(number):
-            raise
-        return number
+    for convert in (int, float):
+        with suppress(ValueError):
+            number = convert(text)
+            if math.isfinite(number):
+                return number
+    raise ValueError("values to try are numbers")
 
 
 def _param_name(before: str, after: str, taken: set[str]) -> str:

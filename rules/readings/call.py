@@ -46,10 +46,6 @@ class CallScope(Protocol):
         """Names of the controllers above in the file."""
 
     @property
-    def clearing(self) -> Collection[str]:
-        """Names of the controllers that have a ``clear``."""
-
-    @property
     def states(self) -> Collection[str]:
         """Names of the states."""
 

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from .vectors import Vector
 
 
-#: The functions of the newest change of a state.
+#: The function of the newest change of a state, apart from ``age``.
 FUNCTIONS: Final = (
-    Function("changed", 'changed("state")', "Whether the state has taken another class at this event."),
     Function("previous", 'previous("state")', "The class before the newest change. Undefined before the second class."),
 )
 
@@ -85,12 +84,12 @@ class StateClass(MetricValue):
 
 @dataclass(frozen=True, slots=True)
 class StateChange(Reading):
-    """A question about the newest change of a state: whether it is now, its age in steps, or the class before."""
+    """A question about the newest change of a state: its age in steps, or the class before."""
 
     question: str
     state: str
 
-    examples: ClassVar[tuple[str, ...]] = ('changed("mood")', 'previous("mood")', 'age("mood")')
+    examples: ClassVar[tuple[str, ...]] = ('previous("mood")', 'age("mood")')
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
 
@@ -112,9 +111,8 @@ class StateChange(Reading):
 
     @property
     def value_type(self) -> ValueType:
-        """A truth, a text or a number of steps."""
-        types = {"changed": ValueType.TRUTH, "previous": ValueType.TEXT}
-        return types.get(self.question, ValueType.WHOLE)
+        """A text or a number of steps."""
+        return ValueType.TEXT if self.question == "previous" else ValueType.WHOLE
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         return asked_of_state(code.names, self.state, self.question)
@@ -129,8 +127,8 @@ class StateChange(Reading):
         """Return None: nothing bounds it."""
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
-        """Return when the state may have a class; without one, it has not changed, and nothing else is known."""
-        return START if self.question == "changed" and wanted is not True else seen.metric(self.state)
+        """Return when the state may have a class; without one, nothing is known."""
+        return seen.metric(self.state)
 
 
 def asked_of_state(names: Names, state: str, question: str) -> ast.expr:

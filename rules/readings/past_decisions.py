@@ -1,4 +1,4 @@
-"""A question about a controller's decisions and answers at earlier events, such as ``fired("c")``."""
+"""A question about a controller's decisions and answers at earlier events, such as ``times_fired("c")``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 
 _TIMES: Final = "times_fired"
 
-
-#: The function of a controller that has a ``clear``.
-RAISED: Final = "raised"
+#: What a controller above in the file has decided at the same event.
+FIRED_NOW: Final = "fired_now"
 #: The functions whose argument is a controller's name.
 FUNCTIONS: Final = (
-    Function("fired", 'fired("c")', "Whether controller c has made a decision at any earlier event."),
     Function(
         "times_fired",
         'times_fired("c")',
@@ -39,26 +37,9 @@ FUNCTIONS: Final = (
         "Steps since the newest decision of controller c. Undefined if there is none.",
     ),
     Function(
-        "holding",
-        'holding("c")',
-        "Whether the rule of controller c was true at its last evaluation at an earlier event.",
-    ),
-    Function(
-        RAISED,
-        'raised("c")',
-        "Whether controller c, which has a `clear`, is raised as of earlier events.",
-    ),
-    Function(
-        "fired_now", 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
-    ),
-    Function(
-        "true_now", 'true_now("c")', "Whether the rule of controller c, above in the file, is true at this event."
+        FIRED_NOW, 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
     ),
 )
-#: Functions that read what a controller above in the file has done at the same event.
-OF_NOW: Final = frozenset({"fired_now", "true_now"})
-#: Functions of controllers that give True or False.
-TRUE_OF_CONTROLLERS: Final = frozenset({"fired", "holding", RAISED, *OF_NOW})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +50,10 @@ class PastDecisions(Reading):
     controller: str
 
     examples: ClassVar[tuple[str, ...]] = (
-        'fired("above")',
         'times_fired("above")',
         'steps_since("above")',
-        'holding("above")',
         'streak("above")',
-        'raised("above")',
         'fired_now("above")',
-        'true_now("above")',
     )
     is_of_event_alone: ClassVar[bool] = True
     changes_within_event: ClassVar[bool] = True
@@ -90,19 +67,16 @@ class PastDecisions(Reading):
         argument = call.node.args[0]
         if name not in scope.controllers:
             call.faults.refuse(argument, "unknown controller", suggestion(name, scope.controllers))
-        elif question in OF_NOW and name not in scope.above:
-            fix = f'Put it before this one, or ask fired("{name}") of earlier events.'
+        elif question == FIRED_NOW and name not in scope.above:
+            fix = f'Put it before this one, or ask times_fired("{name}") > 0 of earlier events.'
             call.faults.refuse(argument, "not a controller above in the file", fix)
-        elif question == RAISED and name not in scope.clearing:
-            fix = f'Write holding("{name}"), or give it one.'
-            call.faults.refuse(argument, f"controller '{name}' has no 'clear'", fix)
         else:
             return cls(question, name)
         return None
 
     @property
     def value_type(self) -> ValueType:
-        return ValueType.TRUTH if self.question in TRUE_OF_CONTROLLERS else ValueType.WHOLE
+        return ValueType.TRUTH if self.question == FIRED_NOW else ValueType.WHOLE
 
     @property
     def asks_about(self) -> str:
@@ -110,24 +84,18 @@ class PastDecisions(Reading):
 
     @property
     def is_count(self) -> bool:
-        return self.question == _TIMES
+        return self.question in (_TIMES, "streak")
 
     def live(self, code: Code, node: ast.expr) -> ast.expr:
         past = name(code.names.past_of(self.controller))
         match self.question:
-            case "fired" | "raised":
-                count = attribute(past, "times" if self.question == "fired" else self.question)
-                return ast.Compare(count, [ast.Gt()], [ast.Constant(0)])
             case "times_fired":
                 return attribute(past, "times")
-            case "streak" | "stage":
-                return attribute(past, self.question)
-            case "true_now" | "fired_now":
-                noted = attribute(past, f"{self.question.removesuffix('_now')}_at")
-                return ast.Compare(noted, [ast.Is()], [name(EVENT)])
+            case "fired_now":
+                return ast.Compare(attribute(past, "fired_at"), [ast.Is()], [name(EVENT)])
             case "steps_since":
                 return call(attribute(past, "steps_since"), attribute(name(EVENT), "step"))
-        return attribute(past, "holds")
+        return attribute(past, self.question)
 
     def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
         return terms.of_past(self.question, self.controller)
@@ -141,14 +109,14 @@ class PastDecisions(Reading):
 
     def first(self, seen: Sightings, wanted: bool | None) -> First:
         """Return when the other controller may have decided, where the answer needs it."""
-        is_needed = self.question == "steps_since" or (self.question != _TIMES and wanted is True)
+        is_needed = self.question == "steps_since" or (self.question == FIRED_NOW and wanted is True)
         return seen.decided(self.question, self.controller) if is_needed else START
 
     def counted(self, seen: Sightings) -> PossibleCount | None:
-        """Return how it counts decisions, if it does."""
+        """Return how it counts decisions or answers, if it does."""
         if not self.is_count:
             return None
-        return PossibleCount(lambda number: seen.decided("fired", self.controller) if number else START, math.inf)
+        return PossibleCount(lambda number: seen.decided(self.question, self.controller) if number else START, math.inf)
 
 
 class Past:
@@ -157,15 +125,12 @@ class Past:
     Attributes:
         times: The number of decisions at earlier events.
         step: The step of the newest of them; None before the first.
-        holds: Whether the rule was true at its last evaluation at an earlier event.
         streak: How many of its newest answers in a row are true.
-        true_at, fired_at: The newest event at which the rule was true, and at which the controller decided.
-        raised: How many of the controllers are raised as of earlier events.
+        fired_at: The newest event at which the controller decided.
         stage: The stage of the newest decision, from 1.
-        next_holds: What ``holds`` is once all rules of an event are asked, for a member; None to stay.
     """
 
-    __slots__ = ("fired_at", "holds", "next_holds", "raised", "stage", "step", "streak", "times", "true_at")
+    __slots__ = ("fired_at", "stage", "step", "streak", "times")
 
     def __init__(self) -> None:
         self.renew()
@@ -174,13 +139,9 @@ class Past:
         """Forget all decisions."""
         self.times = 0
         self.step: int | None = None
-        self.holds = False
         self.streak = 0
-        self.true_at: Event | None = None
         self.fired_at: Event | None = None
-        self.raised = 0
         self.stage = 0
-        self.next_holds: bool | None = None
 
     def note(self, step: int) -> None:
         """Note a decision."""

@@ -61,6 +61,8 @@ _UNROLLED: Final = 16
 _EXTREMES: Final = frozenset({"min", "max"})
 _FOLLOWED: Final = frozenset({"sum", "mean", "var", "std", "slope", "detrended_std", *_EXTREMES})
 _HALVES: Final[dict[Half, Callable[[Sequence[float]], Sequence[float]]]] = {Half.OLDER: older, Half.RECENT: recent}
+#: Functions that compare or add their arguments when these are expressions: there only a keyword asks for a window.
+TAKE_NUMBERS: Final = frozenset({"min", "max", "sum"})
 #: The window of ``rate`` without one.
 _NEWEST_TWO: Final = ast.Constant(2)
 _NAN: Final = float("nan")
@@ -234,18 +236,18 @@ class Window(SeriesReading):
     examples: ClassVar[tuple[str, ...]] = (
         "mean(loss, 3)",
         "max(loss, 70)",
-        "sum(loss, last=3, skip=1)",
-        "count(loss, last=3, skip=1)",
+        "sum(loss, 3, skip=1)",
+        "count(loss, 3, skip=1)",
         "quantile(loss, 3, 0.3)",
         'slope(loss, 4, per="step")',
-        'std(loss, last=4, half="recent")',
+        'std(loss, 4, half="recent")',
         "min(eval_loss, steps=6, min=2)",
         "median(loss, epochs=0.25)",
         "var(loss, seconds=2.5)",
         "last(loss, samples=6)",
         "mad(loss, tokens=9)",
         "sum(loss > 1, last=3)",
-        "mean(abs(delta(loss)), last=2)",
+        "mean(abs(delta(loss)), 2)",
     )
     is_shared: ClassVar[bool] = True
     takes_less: ClassVar[bool] = True
@@ -254,6 +256,14 @@ class Window(SeriesReading):
     def bind(cls, call: Call) -> Window | None:
         """Return the window of a reduction."""
         keywords, positional = call.keywords, call.further
+        if "last" in keywords and not _takes_last(call):
+            parts = [call.node.args[0], keywords.pop("last"), *positional]
+            words = [*map(call.faults.segment, parts), *(f"{k}={call.faults.segment(v)}" for k, v in keywords.items())]
+            what = (
+                "a plain number is the window's length here; 'last' is for what sum, min and max would add or compare"
+            )
+            call.faults.refuse(call.node, what, f"Write {call.function.name}({', '.join(words)}).")
+            return None
         extents = [name for name in EXTENTS if name in keywords]
         if not extents and positional:
             extents, keywords["last"], positional = ["last"], positional[0], positional[1:]
@@ -460,6 +470,11 @@ def _half(call: Call, node: ast.expr) -> Half | None:
     return None
 
 
+def _takes_last(call: Call) -> bool:
+    """Whether a plain number would be no window: the function compares or adds what is no series by its name."""
+    return call.function.name in TAKE_NUMBERS and call.key.is_derived and not isinstance(call.node.args[0], ast.Name)
+
+
 def _share(call: Call, node: ast.expr | None, name: str) -> float | None:
     """Return an option of the function, from 0 to 1."""
     value = None if node is None else number(node, call.scope)
@@ -479,7 +494,7 @@ def _refuse_window(call: Call, unknown: set[str]) -> None:
         fix = suggestion(strange, {*WINDOW_KEYWORDS, *function.options}, WINDOW_ARGUMENTS)
         if strange in WINDOW_LENGTHS:
             length = next(segment(word.value) for word in call.node.keywords if word.arg == strange)
-            fix = f"Write {function.name}({name}, {length}{more}) or last={length}."
+            fix = f"Write {function.name}({name}, {length}{more})."
         call.faults.refuse(call.node, f"{function.name} of a series does not take '{strange}'", fix)
         return
     fix = f"Write {function.name}({name}, 10{more}) for the last ten values."

@@ -47,7 +47,7 @@ controllers:
   - name: falls
     triggers: [on_step_end]
     rule: "len(loss) >= 3 and loss < mean(loss, 3)"
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_log]
 """
 EACH = """

@@ -43,7 +43,7 @@ controllers:
   - name: falls
     triggers: [on_step_end]
     rule: "len(loss) >= 5 and loss < mean(loss, 5)"
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_log]
 """
 

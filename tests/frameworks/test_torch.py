@@ -28,7 +28,7 @@ controllers:
   - name: falls
     triggers: [on_step_end]
     rule: "len(loss) >= 4 and loss < mean(loss, 4)"
-    patience: {patience_threshold: 2}
+    for: 3
     operations: [hfcontrols.should_save]
 """
 KINDS = ("ddp", "fsdp")

@@ -57,7 +57,7 @@ controllers:
   - name: stop
     triggers: [on_step_end]
     rule: step > 12 and count(learning_rate, 100) > 12 and lag(learning_rate, 12) > 0
-    patience: {patience_threshold: 3}
+    for: 4
     operations: [hfcontrols.should_training_stop]
 """
 
