@@ -203,10 +203,16 @@ def test_a_sweep_of_a_sentence_without_values_asks_for_them(run: Path) -> None:
     ("arguments", "message"),
     [
         (["rules", "--show", "nan"], "steptape ships no rules of that name"),
-        (["rules", "--expand", "loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),
+        (
+            ["rules", "--expand", "loss > 3"],
+            "no sentence, which has the word 'if', and no file. Write 'stop if elapsed_s > ",
+        ),
         (["test", "nowhere.yaml"], "error: nowhere.yaml: no such file, and steptape ships no rules of that name"),
         (["check", "nowhere.yaml"], "no such file"),
-        (["check", "stop when loss > 3"], "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'"),
+        (
+            ["check", "stop after 10 hours"],
+            "no sentence, which has the word 'if', and no file. Write 'stop if elapsed_s > ",
+        ),
         (["check", "--ignore", "everything", "loss_spike"], "everything"),
     ],
 )

@@ -83,6 +83,16 @@ controllers:
         (policy("count(loss, 9) == 3"), steps(1, 2, 3), "fewer than 3 values of 'loss'"),
         (policy("max(abs(delta(loss)), last=2) > 0"), steps(1, 2), "fewer than 2 values of 'loss'"),
         (policy("loss > 0", keys="for: 3,"), steps(1, 1, 1), "fewer than 3 step_end events"),
+        (
+            policy("eval_loss == 7 or loss > 0", keys="every: value,"),
+            [*steps(1), *evaluations(1), *steps(1)],
+            "no step_end event once its series",
+        ),
+        (
+            policy("(loss if len(eval_loss) > 0 else undefined) > 0"),
+            [*steps(1), *evaluations(1), *steps(1)],
+            "no step_end event once its series",
+        ),
         (policy("loss > 0", keys="between: [3, null],"), steps(1, 1, 1), "no step_end event within 'between'"),
         (policy("step >= 3"), steps(1, 1, 1), "no step from 3 on"),
         (

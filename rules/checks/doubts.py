@@ -471,8 +471,9 @@ def _argument_doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr
     text = rule.expression.segment(asked)
     is_condition = not isinstance(asked, ast.Constant) and gives_truth(asked, rule)
     is_counted = isinstance(reference, Window) and reference.extent is Extent.VALUES
-    if isinstance(reference, Window) and is_counted and (reference.least or 0) > reference.length:
-        yield node, f"a window of {int(reference.length)} values never holds {reference.least}"
+    if isinstance(reference, Window) and is_counted and (reference.least or 0) > reference.most:
+        part = "a window" if reference.half is None else "half a window"
+        yield node, f"{part} of {int(reference.length)} values never holds {reference.least}"
     if isinstance(reference, Window) and name == "count" and is_condition:
         yield node, f"count counts all values of a condition, true or not. Write {_OF_CONDITIONS[name].format(text)}."
     if name == "len" and reference is None and gives_float(asked, rule):

@@ -367,7 +367,9 @@ def _stops_or_steers(policy: RuleFile, controller: Controller) -> bool:
 def _first_true(controller: Controller, rule: RuleTruth) -> First:
     """Return when a rule may first be true. Nobody knows which values are admitted."""
     true = START if controller.admitted else rule.first(rule.tree, True)
-    return all_of((true, *(rule.values(key, 1) for key in controller.requires)))
+    driver = controller.rule.bound.driver if controller.awaits_value else None
+    needed = controller.requires if driver is None else (*controller.requires, driver)
+    return all_of((true, *(rule.values(key, 1) for key in needed)))
 
 
 def _places(firsts: Mapping[_Key, First]) -> dict[_Key, First | None]:

@@ -401,7 +401,9 @@ def _check_compare(expression: Expression, node: ast.expr, _: ast.AST | None) ->
     operands = [node.left, *node.comparators]
     for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
         if isinstance(operator, (ast.Is, ast.IsNot)) and not (_is_singleton(left) or _is_singleton(right)):
-            return expression.fault(node, "'is' compares only with None, True and False", "Write == or !=.")
+            is_nan = any(isinstance(side, ast.Name) and side.id.lower() in ("nan", "inf") for side in (left, right))
+            fix = "Write not isfinite(loss)." if is_nan else "Write == or !=."
+            return expression.fault(node, "'is' compares only with None, True and False", fix)
     return None
 
 

@@ -436,9 +436,10 @@ def require_file(path: Path) -> Path:
         TelemetryError: There is none. The error suggests shipped rule files.
     """
     if path.is_dir() or not path.exists():
-        what = "no such file, and steptape ships no rules of that name"
-        known = suggestion(str(path), shipped_policies())
-        fix = "A rule that is a sentence has the word 'if', as in 'stop if loss > 3'" if " " in str(path) else known
+        what, fix = "no such file, and steptape ships no rules of that name", suggestion(str(path), shipped_policies())
+        if " " in str(path):
+            what = "no sentence, which has the word 'if', and no file"
+            fix = "Write 'stop if elapsed_s > 36000', 'save if step % 500 == 0' or 'evaluate if milestone(every=0.05)'"
         raise TelemetryError(what, where=str(path), fix=fix)
     return path
 

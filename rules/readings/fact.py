@@ -137,6 +137,8 @@ class ContextValue(Reading):
             case "samples_seen":
                 keys = (SeriesKey("samples_seen"), SeriesKey("batch_size", "step_end"))
                 return any_of(seen.values(key, 1) for key in keys)
+            case "undefined":
+                return Never("what is undefined is never known")
         return START
 
     def _unplanned(self) -> Never:

@@ -286,6 +286,11 @@ class Window(SeriesReading):
         return int(self.length) + self.skip if self.extent is Extent.VALUES else 1 + self.skip
 
     @property
+    def most(self) -> int:
+        """Most values that a window by count holds, or its half."""
+        return _half_of(self, int(self.length))
+
+    @property
     def newest_covered(self) -> int:
         if self.extent is not Extent.VALUES:
             return 2
@@ -393,8 +398,8 @@ class Window(SeriesReading):
             is_full = limits.is_full or limits.in_series
         length, known = int(self.length), limits.known.get(self.key, 0)
         has = length if is_full and self.least is None else min(length, max(known - self.skip, 0))
-        most, least = _half_of(self, length), _half_of(self, has)
-        return HeldCount(min(max(two, self.least or 0, least), most), most)
+        least = _half_of(self, has)
+        return HeldCount(min(max(two, self.least or 0, least), self.most), self.most)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the function over values of its series' range."""
