@@ -28,7 +28,7 @@ from ..readings.param import ParamValue
 from ..readings.reading import Extent, Reading, SeriesReading, ValueType
 from ..readings.series_value import AGE, SeriesValue
 from ..readings.table import FUNCTIONS
-from ..readings.window import Window
+from ..readings.window import Window, values_of
 from .finding_codes import FindingCode
 
 #: Facts that are fractions, and triggers at which an epoch is a whole number.
@@ -471,7 +471,11 @@ def _argument_doubts(rule: BoundRule, node: ast.Call, name: str, asked: ast.expr
     text = rule.expression.segment(asked)
     is_condition = not isinstance(asked, ast.Constant) and gives_truth(asked, rule)
     is_counted = isinstance(reference, Window) and reference.extent is Extent.VALUES
-    if isinstance(reference, Window) and is_counted and (reference.least or 0) > reference.most:
+    if (
+        isinstance(reference, Window)
+        and is_counted
+        and (reference.least or 0) > values_of(reference, int(reference.length))
+    ):
         part = "a window" if reference.half is None else "half a window"
         yield node, f"{part} of {int(reference.length)} values never holds {reference.least}"
     if isinstance(reference, Window) and name == "count" and is_condition:

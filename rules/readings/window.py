@@ -286,11 +286,6 @@ class Window(SeriesReading):
         return int(self.length) + self.skip if self.extent is Extent.VALUES else 1 + self.skip
 
     @property
-    def most(self) -> int:
-        """Most values that a window by count holds, or its half."""
-        return _half_of(self, int(self.length))
-
-    @property
     def newest_covered(self) -> int:
         if self.extent is not Extent.VALUES:
             return 2
@@ -398,8 +393,8 @@ class Window(SeriesReading):
             is_full = limits.is_full or limits.in_series
         length, known = int(self.length), limits.known.get(self.key, 0)
         has = length if is_full and self.least is None else min(length, max(known - self.skip, 0))
-        least = _half_of(self, has)
-        return HeldCount(min(max(two, self.least or 0, least), self.most), self.most)
+        most, least = values_of(self, length), values_of(self, has)
+        return HeldCount(min(max(two, self.least or 0, least), most), most)
 
     def bounds(self, limits: ValueLimits) -> Range:
         """Return the range of the function over values of its series' range."""
@@ -689,7 +684,8 @@ class SlidingExtreme:
         return self._candidates[0][1] * self._sign
 
 
-def _half_of(window: Window, length: int) -> int:
+def values_of(window: Window, length: int) -> int:
+    """Return how many of so many values a window reads: all, or those of its half."""
     if window.half is None:
         return length
     return length // 2 if window.half is Half.OLDER else length - length // 2
