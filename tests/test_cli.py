@@ -353,7 +353,7 @@ controllers:
         "step": 3,
         "controller": "bad",
         "operations": ["hfcontrols.should_training_stop"],
-        "values": {"not isfinite(loss)": True, "loss": "NaN"},
+        "values": {"isfinite(loss)": False, "loss": "NaN"},
         "validity": "prefix-exact",
     }
     assert math.isnan(float(decision["values"]["loss"]))

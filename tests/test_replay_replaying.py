@@ -171,7 +171,7 @@ def test_values_of_a_decision_that_are_not_finite_are_spelt_out() -> None:
         "step": 2,
         "controller": "it",
         "operations": ["hfcontrols.should_training_stop"],
-        "values": {"not isfinite(loss)": True, "loss": "NaN"},
+        "values": {"isfinite(loss)": False, "loss": "NaN"},
         "validity": "prefix-exact",
     }
 

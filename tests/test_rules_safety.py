@@ -309,7 +309,7 @@ def test_a_rule_cannot_change_what_it_sees() -> None:
         ("{" * 100_000, "nested deeper than 40 levels"),
         ("? " * 100_000, "nested deeper than 40 levels"),
         ("a: [" + "[]," * 30_000 + "]", "more than 20,000 values"),
-        ("params: {a: 0x" + "f" * 100_000 + "}\nseries: 1", "series: must be a list"),
+        ("params: {a: 0x" + "f" * 100_000 + "}\ncontrollers: 1", "controllers: must be a list"),
         ("params: {a: " + "1_" * 50_000 + "1}", "a param must be a number"),
         ("params: {a: " + "1:" * 500_000 + "1}", "a param must be a number"),
         ("params: {a: 1e999999}", "looks like a number but is text"),
