@@ -55,7 +55,7 @@ def decided(made: Replay) -> list[Any]:
 def test_events_of_the_machine_change_no_decision_of_other_rules(part: int) -> None:
     """Neither with values at once nor with late ones."""
     first, count = seed() + part * 10_000, 0
-    for case in range(first, first + scaled(15)):
+    for case in range(first, first + scaled(30)):
         policy, (plan, events) = parse_policy(drawn_policy(case)), drawn_run(case)
         for given in (events, late(events, random.Random(case))):
             plain = replay(policy, given, plan=plan)
