@@ -460,8 +460,12 @@ class LiveAttempt:
             kinds = self.event_log.kinds if is_whole and attempt.parent is None else set[str]()
             if kinds and steering.reads_ranks and attempt.plan.world_size == 1:
                 kinds.add(RANKS)  # The engine takes the values of the one process for those of all ranks.
-            has_epoch = position.epoch_at(position.step) is not None or self.warnings.has_number("epoch")
-            steering.end(kinds, has_epoch=has_epoch)
+            plan, unknown = attempt.newest_plan, set[str]()
+            if position.epoch_at(position.step) is None and not self.warnings.has_number("epoch"):
+                unknown.add("epoch")
+            if plan.max_steps() is None:
+                unknown |= {"max_steps", "progress"} if plan.total_epochs is None else {"max_steps"}
+            steering.end(kinds, unknown)
 
     def _end_blocked(self, frame: FrameType) -> None:
         """End the run from another thread. No callback is called: they belong to the loop, which is blocked."""

@@ -20,6 +20,8 @@ from ..rules.engine.engine import Engine
 from ..rules.language.name_patterns import MetricNames
 from ..rules.policy_file.declarations import Controller
 from ..rules.policy_file.policy import Policy
+from ..rules.readings.milestone import Milestone
+from ..rules.readings.reading import Extent, Reading
 from ..store.events import INIT_END, RANKS, Event, is_loop_kind
 from .advice import Advice
 from .control import FLAGS, Callbacks
@@ -38,6 +40,15 @@ _IGNORED_STEPS: Final = 10
 
 #: Kinds that need no call of the loop.
 _RECORDERS_OWN: Final = ("train_begin", "train_end")
+
+#: The facts that need the length of the run.
+_LENGTHS: Final = ("max_steps", "progress")
+
+#: What is said of rules that read them in vain.
+_LENGTH: Final = (
+    "the length of the run is read, but this run has none. Write Recorder(..., total_steps=...), or call "
+    "rec.declare(total_steps=...)"
+)
 
 
 class Steering:
@@ -105,17 +116,17 @@ class Steering:
         _warn_of(self._policy)
         return self._engine.start()
 
-    def end(self, kinds: Collection[str] = (), *, has_epoch: bool = True) -> None:
-        """Log which rules decided nothing for want of a series, a trigger or an epoch.
+    def end(self, kinds: Collection[str] = (), unknown: Collection[str] = ()) -> None:
+        """Log which rules decided nothing for want of a series, a trigger or a fact.
 
         Args:
             kinds: The kinds of events of a whole run; empty for a part of one. A run without any of the loop's is none.
-            has_epoch: Whether the loop gave epochs.
+            unknown: The facts that the loop never gave, of ``epoch``, ``max_steps`` and ``progress``.
         """
         try:
             lines = [
                 *self._engine.never_recorded(),
-                *_unfired_rules(self._policy.controllers, kinds, self._advice, has_epoch=has_epoch),
+                *_unfired_rules(self._policy.controllers, kinds, unknown, self._advice),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -226,21 +237,20 @@ def _warn_of(policy: Policy) -> None:
 
 
 def _unfired_rules(
-    controllers: Sequence[Controller], kinds: Collection[str], advice: Advice, *, has_epoch: bool
+    controllers: Sequence[Controller], kinds: Collection[str], unknown: Collection[str], advice: Advice
 ) -> Iterator[str]:
-    """Yield a line for the controllers that decided nothing for want of a trigger, an epoch or the values of ranks.
+    """Yield a line for the controllers that decided nothing for want of a trigger, a fact or the values of ranks.
 
     Args:
         controllers: Of the policy.
         kinds: The kinds of events that the run has; nothing is yielded if the loop recorded none.
+        unknown: The facts that the loop never gave.
         advice: The calls that the lines name.
-        has_epoch: Whether the loop gave epochs.
     """
     if not any(is_loop_kind(kind) for kind in kinds if kind not in _RECORDERS_OWN):
         return
     yield from _never_triggered(controllers, kinds, advice)
-    if not has_epoch:
-        yield from _without_epoch(controllers, advice)
+    yield from _without_facts(controllers, unknown, advice)
     names = [each.name for each in controllers if each.ranks and {*each.triggers} != {"on_ranks"}]
     if names and RANKS not in kinds:
         what = f"{_subject(names)}: the values of all ranks are read, but this run never gathered any"
@@ -260,14 +270,24 @@ def _never_triggered(controllers: Iterable[Controller], kinds: Collection[str], 
         yield f"{_subject(names)}: {triggers} did not occur in this run, so {_they(names)} decided nothing. {fix}"
 
 
-def _without_epoch(controllers: Iterable[Controller], advice: Advice) -> Iterator[str]:
-    """Yield a line for the controllers whose rules read the epoch of a run that has none."""
-    names = [
-        each.name for each in controllers if any(read.fact == "epoch" for read in each.rule.bound.references.values())
-    ]
-    if names:
-        what = f"{_subject(names)}: 'epoch' is read, but this run never had one"
-        yield f"{what}. {advice.epoch}"
+def _without_facts(controllers: Sequence[Controller], unknown: Collection[str], advice: Advice) -> Iterator[str]:
+    """Yield a line for the controllers whose rules read a fact that the run never had. Milestones read its length."""
+    mends = {
+        "epoch": f"'epoch' is read, but this run never had one. {advice.epoch}",
+        **dict.fromkeys(_LENGTHS, _LENGTH),
+    }
+    named: dict[str, list[str]] = {}
+    for controller in controllers:
+        for fact in {_fact_of(reading) for reading in controller.rule.bound.references.values()}.intersection(unknown):
+            named.setdefault(mends[fact], []).append(controller.name)
+    for mend, names in named.items():
+        yield f"{_subject(list(dict.fromkeys(names)))}: {mend}"
+
+
+def _fact_of(reading: Reading) -> str:
+    """Return the fact about the run that a reading needs; empty for any other."""
+    is_length = isinstance(reading, Milestone) and reading.extent is Extent.STEPS
+    return "max_steps" if is_length else reading.fact
 
 
 def _subject(names: list[str]) -> str:

@@ -23,6 +23,7 @@ def step(**values: Any) -> Call:
 
 def ended(store: Path, rules: str, *calls: Call, caplog: pytest.LogCaptureFixture, **arguments: Any) -> list[str]:
     """Record these calls under the rules and return the warnings of the run's end."""
+    store.mkdir(exist_ok=True)
     path = store / "rules.yaml"
     path.write_text(f"controllers:\n{textwrap.indent(textwrap.dedent(rules), '  ')}")
     rec = Recorder(store / "runs", rules=path, **arguments)
@@ -113,6 +114,22 @@ def test_a_trigger_counts_as_come_only_when_its_event_was_recorded(
     said = [line.partition(" did not occur in this run") for line in ended(tmp_path, rules, *calls, caplog=caplog)]
 
     assert [before.rpartition(" ")[2] for before, found, _ in said if found] == named
+
+
+@pytest.mark.parametrize("rule", ["progress > 0.2 and max_steps > 0", "milestone(every=0.5)"])
+def test_a_rule_that_reads_the_length_of_a_run_without_one_is_named_at_the_end(
+    tmp_path: Path, rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A share of an unknown length is unknown. What the loop declares late counts."""
+    rules = f"- {{name: late, triggers: [on_step_end], rule: '{rule}', operations: []}}"
+    missing = ended(tmp_path / "a", rules, step(loss=1.0), caplog=caplog)
+    declared = ended(tmp_path / "b", rules, lambda rec: rec.declare(total_steps=9), step(loss=1.0), caplog=caplog)
+
+    assert missing == [
+        "controller 'late': the length of the run is read, but this run has none. Write Recorder(..., "
+        "total_steps=...), or call rec.declare(total_steps=...)"
+    ]
+    assert declared == []
 
 
 @pytest.mark.parametrize(

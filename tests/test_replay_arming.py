@@ -434,6 +434,16 @@ def test_a_policy_that_orders_no_stop_can_be_armed(record: Callable[..., list[Ru
     assert answer(saves, record([CHEAP])).arm is Arm.YES
 
 
+def test_rules_in_shadow_are_not_judged(record: Callable[..., list[Run]]) -> None:
+    """They order nothing: a yes would be read as one for what they would order."""
+    shadow = answer(parse_policy(TEXT.replace("rule:", "mode: shadow, rule:")), record([[3.0, 3.0]]))
+
+    assert (shadow.arm, shadow.because) == (
+        Arm.NOTHING,
+        "Its rules are in shadow: they order nothing. Leave out 'mode: shadow' to judge them.",
+    )
+
+
 def test_json_page_and_terminal_give_the_same_answer(policy: Policy, record: Callable[..., list[Run]]) -> None:
     """The page has it above everything else."""
     report = dataclasses.replace(backtest(policy, record([CHEAP, DEAR, DEAR, DEAR])), cost_per_hour=2.5)

@@ -171,6 +171,8 @@ class _Case:
             return Arm.NOTHING, f"It could have fired in {_of(len(self._able))} and fired in none: no run tests it."
         if _acting(self._policy):
             return Arm.NOTHING, f"It stopped none of {runs}: they show neither what a stop saves nor what it costs."
+        if any(one.is_shadow and one.operations for one in self._policy.controllers):
+            return Arm.NOTHING, "Its rules are in shadow: they order nothing. Leave out 'mode: shadow' to judge them."
         return Arm.YES, "It orders no stop and changes no training, so no run can lose by it."
 
     def _without_record(self) -> tuple[Arm, str] | None:

@@ -456,7 +456,7 @@ class Streak(Fold):
 
 
 class Improved(Fold):
-    """Whether the newest value is better than the best one before it by more than a margin, as early stopping counts.
+    """Whether the newest value is better than the last improvement by more than a margin, as early stopping counts.
 
     The first finite value is an improvement. A value that improves by less leaves the best as it was, so that many
     small steps add up to one improvement. A value that is not finite is none. This is how Keras, Lightning and the

@@ -6,7 +6,6 @@ node: its problem is added to ``problems``, and reading continues.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -303,9 +302,6 @@ class FieldReader:
         if isinstance(value, str) and isinstance(node, yaml.ScalarNode) and _is_plain_number(node):
             fix = "YAML reads this as text. Write 1.0e+5 instead of 1e5, or put it in quotes."
             self.refuse(node, where, "looks like a number but is text", fix)
-            return None
-        if isinstance(value, float) and not math.isfinite(value):
-            self.refuse(node, where, "a param must be finite", "Write 1.0e+300 for no limit.")
             return None
         return value
 

@@ -608,6 +608,8 @@ def _read_params(node: yaml.Node, where: str, declared: Declarations, reader: Fi
             reader.refuse(value_node, where, "a controller metric has the same name", shows=False)
         else:
             value = reader.param(value_node, where)
+            if isinstance(value, float) and not math.isfinite(value):
+                reader.refuse(value_node, where, "a param must be finite", "Write 1.0e+300 for no limit.")
             # A refused param keeps its name, so that one mistake is one problem.
             params[name] = 0 if value is None else value
     for name, given in declared.overrides.items():
