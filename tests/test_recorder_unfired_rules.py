@@ -58,10 +58,11 @@ def test_rules_whose_trigger_never_came_are_named_at_the_end(tmp_path: Path, cap
 def test_a_rule_that_waits_for_a_misspelt_metric_is_named_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All that it reads has come. One whose rule reads the absent metric itself is silent, as 'requires' asks."""
+    """One is silent whose metrics the run lacks under any name, as 'requires' asks."""
     rules = """
         - {name: waits, triggers: [on_step_end], rule: loss > 2, requires: [los], operations: []}
         - {name: absent, triggers: [on_step_end], rule: acc > 2, requires: [acc], operations: []}
+        - {name: other, triggers: [on_step_end], rule: loss > 2, requires: [tokens_seen], operations: []}
         - {name: never, triggers: [], rule: loss > 2, operations: []}
     """
 

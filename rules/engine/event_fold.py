@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Final
 
@@ -375,15 +376,16 @@ class EventFold:
     def never_recorded(self) -> list[str]:
         """Return one line for each series that rules read and no event has carried, if no warning has named it.
 
-        Also for each that a controller requires and does not read, if all that it reads have come: it waited for that
-        one in vain.
+        Also for each that a controller requires and does not read, if all that it reads have come and one that is
+        called nearly so: a run need not have what rules require, but a misspelt name waits in vain.
         """
         readers: dict[SeriesKey, list[Controller]] = {}
         for state in self._states:
             missing = [series.key for series in state.unseen if series.bound_kind is None]
             if self._lacks(state):
                 required = [series.key for series in self._required[state] if series.bound_kind is None]
-                missing = [] if missing else [key for key in required if key not in state.declaration.series_read]
+                waiting = [] if missing else [key for key in required if key not in state.declaration.series_read]
+                missing = [key for key in waiting if get_close_matches(key.name, self._intake.seen, n=1, cutoff=0.8)]
             for key in missing:
                 readers.setdefault(key, []).append(state.declaration)
         return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]

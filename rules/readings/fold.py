@@ -63,8 +63,8 @@ FUNCTIONS: Final = (
         IMPROVED,
         "improved(s, by=0)",
         "Whether the newest value is better than the last improvement by more than `by`; the first one is one."
-        " Greater is better where the name of the metric says so, as `accuracy` does, also of its `mean`; `improved(-s)` says so"
-        " for another one.",
+        " Greater is better where the name of the metric says so, as `accuracy` does, also of its `mean`;"
+        " `improved(-s)` says so for another one.",
     ),
     Function(
         STREAK,
