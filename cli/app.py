@@ -48,7 +48,7 @@ GROUPS: Final = {
         "check": "List every error and warning in rule files.",
         "test": "Run the unit tests of rule files.",
         "replay": "Print what a rule file decides over one recorded run.",
-        "rules": "List the rule files that come with steptape, print one, or print the full form of a rule file or a sentence.",
+        "rules": "List the rule files that come with steptape, print one, or print the full form of rules.",
     },
     "Look": {
         "runs": "List the newest runs of a store, oldest first.",

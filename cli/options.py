@@ -482,7 +482,7 @@ class TestArguments(NamedTuple):
 
 
 class RulesArguments(NamedTuple):
-    """List the rule files that come with steptape, print one, or print the full form of a rule file or a sentence.
+    """List the rule files that come with steptape, print one, or print the full form of rules.
 
     The full form is a rule file of the same digest: with what the file extends, and sentences as controllers.
 
