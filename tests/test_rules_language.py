@@ -69,7 +69,7 @@ def test_the_function_tables_are_the_table_of_the_code() -> None:
 
 def test_every_documented_method_is_there_and_no_other() -> None:
     """All of them are read-only."""
-    listed = re.findall(r"`([a-z]+)`", section("Rules").split("these methods")[1].split("`a.b`")[0])
+    listed = re.findall(r"`([a-z]+)`", section("Conditions").split("these methods")[1].split("`a.b`")[0])
 
     assert sorted(listed) == sorted(METHODS)
 

@@ -613,7 +613,7 @@ _NAME: Final[Key[Declarations]] = Key("name", read_name, "text | The name in dec
 _FOR_EACH: Final[Key[Declarations]] = Key(
     "for_each",
     _read_each,
-    "text | A pattern such as `grad_norm/*`: one controller for each series that matches.",
+    "text | A pattern such as `grad_norm/*`: one rule for each series that matches.",
 )
 _ESCALATE: Final[Key[Declarations]] = Key(
     "escalate",

@@ -770,6 +770,6 @@ DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
     ),
     Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`."),
     Key("states", read_states, "mapping | Classes into which the run is sorted."),
-    Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which controllers can share."),
-    Key("controllers", read_controllers, "list | The controllers. A file without any decides nothing."),
+    Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which rules can share."),
+    Key("controllers", read_controllers, "list | The rules. A file without any decides nothing."),
 )

@@ -69,7 +69,7 @@ FUNCTIONS: Final = (
     Function(
         STREAK,
         'streak(condition), streak("c")',
-        "At how many values in a row, up to the newest, the condition has been true, or the rule of controller c.",
+        "At how many values in a row, up to the newest, the condition has been true, or rule c.",
     ),
 )
 

@@ -29,15 +29,15 @@ FUNCTIONS: Final = (
     Function(
         "times_fired",
         'times_fired("c")',
-        "The number of earlier events and triggers at which controller c made a decision.",
+        "The number of earlier events and triggers at which rule c made a decision.",
     ),
     Function(
         "steps_since",
         'steps_since("c")',
-        "Steps since the newest decision of controller c. Undefined if there is none.",
+        "Steps since the newest decision of rule c. Undefined if there is none.",
     ),
     Function(
-        FIRED_NOW, 'fired_now("c")', "Whether controller c, above in the file, has made a decision at this event."
+        FIRED_NOW, 'fired_now("c")', "Whether rule c, above in the file, has made a decision at this event."
     ),
 )
 
