@@ -80,7 +80,9 @@ OF_METRICS = st.one_of(
 )
 OF_EXPRESSIONS = st.builds(
     lambda form, function, expression, series: form.format(
-        function=function, expression=expression.format(series=series)
+        function=function,
+        expression=expression.format(series=series),
+        last="last=" if function in ("min", "max", "sum") else "",
     ),
     st.sampled_from(EXPRESSION_FORMS),
     WINDOWED.filter(lambda name: name != "argmax"),

@@ -87,7 +87,7 @@ def readings(draw: st.DrawFn) -> str:
         return f"{draw(st.sampled_from(['peak', 'trough', 'initial', 'streak']))}({series})"
     if form == 4:
         of, more = draw(st.sampled_from(["norm", "finite(norm)", "x"])), draw(KEYWORDS)
-        upper = draw(st.sampled_from([f"slope({of}, {length}{more})", f"max({of}, {_last(of)}{length}{more})"]))
+        upper = draw(st.sampled_from([f"slope({of}, {length}{more})", _call("max", of, f"{length}{more}")]))
         limit = draw(st.sampled_from(["0.4", "1.5", "2.5"]))
         return f"streak({upper} / max([mean({of}, {length}{more}), 0.1]) > {limit})"
     if form == 3:
@@ -95,13 +95,13 @@ def readings(draw: st.DrawFn) -> str:
     name = draw(REDUCTIONS)
     if name == "lag":
         return f"lag({series}, {length})"
-    last = _last(series) if name in ("min", "max", "sum") else ""
-    return f"{name}({series}, {last}{length}{draw(KEYWORDS)})"
+    return _call(name, series, f"{length}{draw(KEYWORDS)}")
 
 
-def _last(series: str) -> str:
-    """Return the word before the length of a window where a plain number would be compared or added."""
-    return "" if series.isidentifier() else "last="
+def _call(function: str, series: str, window: str) -> str:
+    """Return a call, whose window needs a word where a plain number would be compared or added."""
+    last = "last=" if function in ("min", "max", "sum") and not series.isidentifier() else ""
+    return f"{function}({series}, {last}{window})"
 
 
 @st.composite
@@ -125,12 +125,12 @@ def values(draw: st.DrawFn) -> str:
 def related(draw: st.DrawFn) -> str:
     """Draw a comparison of two readings of one series."""
     series, length, times = draw(SERIES), draw(LENGTHS), draw(NUMBERS)
-    window = f"last={length}{draw(KEYWORDS)}"
+    window = f"{length}{draw(KEYWORDS)}"
     newest = draw(st.sampled_from(["max", "min", "last", "median", "std", "slope", "detrended_std"]))
-    above = draw(st.sampled_from([f"{newest}({series}, {window})", "norm", "x"]))
+    above = draw(st.sampled_from([_call(newest, series, window), "norm", "x"]))
     name = draw(st.sampled_from(["mean", "max", "sum", "min"]))
     below = draw(
-        st.sampled_from([f"{name}({series}, {window})", "peak(norm)", "trough(x)", f"ema(norm, {length})", "norm", "x"])
+        st.sampled_from([_call(name, series, window), "peak(norm)", "trough(x)", f"ema(norm, {length})", "norm", "x"])
     )
     if draw(st.booleans()):
         return f"{above} / {below} > {times}"
@@ -183,12 +183,12 @@ EXTREMES = extremes()
 def ratios(draw: st.DrawFn) -> str:
     """Draw a quotient of two readings of one series, of the same window mostly."""
     series, length = draw(SERIES), draw(LENGTHS)
-    window = f"last={length}{draw(KEYWORDS)}"
+    window = f"{length}{draw(KEYWORDS)}"
     above = draw(st.sampled_from(["max", "min", "last", "median", "std", "slope", "detrended_std", "mean"]))
     below = draw(st.sampled_from(["mean", "mean", "max", "sum"]))
     forms = [
-        f"{above}({series}, {window}) / {below}({series}, {window})",
-        f"norm / {below}(norm, {window})",
+        f"{_call(above, series, window)} / {_call(below, series, window)}",
+        f"norm / {_call(below, 'norm', window)}",
         f"norm / ema(norm, {length})",
         f"(x - mean(x, {length})) / std(x, {length})",
     ]

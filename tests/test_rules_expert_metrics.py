@@ -273,7 +273,7 @@ def test_the_shipped_policy_watches_a_router_that_is_trained(tmp_path: Path) -> 
     rows = run.vectors().to_pylist()
     loads = [[sum(row["values"][2 * gpu : 2 * gpu + 2]) for gpu in range(4)] for row in rows]
     uneven = [max(load) / (sum(load) / 4) > 1.3 for load in loads]
-    first = next(step for step in range(11, 81) if all(uneven[step - 11 : step]))
+    first = next(step for step in range(10, 81) if all(uneven[step - 10 : step]))
 
     decided = {row["controller"]: row["step"] for row in run.rows("SELECT controller, step FROM decisions")}
     assert len(rows) == 80

@@ -346,15 +346,15 @@ def full_text(
     root = document.root
     assert root is not None
     given = {new: old for old, new in renames.items()}
-    edits: dict[int, dict[_Edit, None]] = {}
+    edits: dict[yaml.Node, dict[_Edit, None]] = {}
     for place in reader.series_places:
         if place.name in given:
             edit = _Edit(place.begin, place.end, _written(given[place.name], place.form, declared))
-            edits.setdefault(id(place.node), {})[edit] = None
-    defaults: dict[int, dict[str, str]] = {}
+            edits.setdefault(place.node, {})[edit] = None
+    defaults: dict[yaml.Node, dict[str, str]] = {}
     for owner, name, series in reader.series_defaults:
         if series in given:
-            defaults.setdefault(id(owner), {})[name] = given[series]
+            defaults.setdefault(owner, {})[name] = given[series]
     copy = _Copy({node: _edited(found) for node, found in edits.items()}, defaults, reader)
     fields = reader.keys_of(root)
     kept = {key: copy.of(node) for key, node in fields.items() if key not in _RESOLVED}
@@ -402,13 +402,13 @@ class _Copy:
     """Copies nodes, each mapping with what it merges, and no node twice: the text has no aliases.
 
     Attributes:
-        edits: What changes the text of scalars, by the id of the node.
-        defaults: Arguments to add to the entries of classes, by the id of the node.
+        edits: What changes the text of scalars, by node.
+        defaults: Arguments to add to the entries of classes, by node.
         reader: Reads mappings.
     """
 
-    edits: Mapping[int, Callable[[str], str]]
-    defaults: Mapping[int, Mapping[str, str]]
+    edits: Mapping[yaml.Node, Callable[[str], str]]
+    defaults: Mapping[yaml.Node, Mapping[str, str]]
     reader: FieldReader
 
     def of(self, node: yaml.Node) -> yaml.Node:
@@ -417,13 +417,13 @@ class _Copy:
             pairs: _Pairs = [
                 (_text(key, node.start_mark), self.of(value)) for key, value in self.reader.keys_of(node).items()
             ]
-            if id(node) in self.defaults:
-                pairs = _with_arguments(pairs, self.defaults[id(node)], node)
+            if node in self.defaults:
+                pairs = _with_arguments(pairs, self.defaults[node], node)
             return yaml.MappingNode(_MAP, pairs, node.start_mark, node.end_mark, flow_style=node.flow_style)
         if isinstance(node, yaml.SequenceNode):
             items = [self.of(item) for item in node.value]
             return yaml.SequenceNode(_SEQUENCE, items, node.start_mark, node.end_mark, flow_style=node.flow_style)
-        text = self.edits[id(node)](node.value) if id(node) in self.edits else node.value
+        text = self.edits[node](node.value) if node in self.edits else node.value
         return yaml.ScalarNode(node.tag, text, node.start_mark, node.end_mark)
 
 

@@ -7,7 +7,6 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 from __future__ import annotations
 
 import keyword
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -608,8 +607,6 @@ def _read_params(node: yaml.Node, where: str, declared: Declarations, reader: Fi
             reader.refuse(value_node, where, "a controller metric has the same name", shows=False)
         else:
             value = reader.param(value_node, where)
-            if isinstance(value, float) and not math.isfinite(value):
-                reader.refuse(value_node, where, "a param must be finite", "Write 1.0e+300 for no limit.")
             # A refused param keeps its name, so that one mistake is one problem.
             params[name] = 0 if value is None else value
     for name, given in declared.overrides.items():
@@ -625,9 +622,6 @@ def _override(params: dict[str, Param], name: str, given: object, place: Place, 
     if value is None or _type_name(value) != _type_name(params[name]):
         what = f"an override must be {_type_name(params[name])}, as in the file"
         reader.refuse_at(place, f"param '{name}'", what, repr(given), "")
-        return
-    if isinstance(value, float) and not math.isfinite(value):
-        reader.refuse_at(place, f"param '{name}'", "a param must be finite", repr(given), "Give 1e300 for no limit.")
         return
     params[name] = value
 

@@ -36,9 +36,7 @@ FUNCTIONS: Final = (
         'steps_since("c")',
         "Steps since the newest decision of rule c. Undefined if there is none.",
     ),
-    Function(
-        FIRED_NOW, 'fired_now("c")', "Whether rule c, above in the file, has made a decision at this event."
-    ),
+    Function(FIRED_NOW, 'fired_now("c")', "Whether rule c, above in the file, has made a decision at this event."),
 )
 
 
