@@ -172,7 +172,7 @@ class FieldItem(Model):
     values: list[str]
     """Its commonest values, for texts that runs share."""
     columns: list[str]
-    """What `columns=` and `sort=` take: the field, and of a metric its last, least and greatest value."""
+    """Names for `columns=` and `sort=`: the field; for a metric its last, least and greatest value."""
 
 
 class FieldList(Model):
@@ -182,7 +182,7 @@ class FieldList(Model):
     found: int
     """Number of fields whose names hold the text."""
     fault: str | None
-    """What is wrong with the question; null if nothing is."""
+    """The error in the question; null without one."""
 
 
 class PlanItem(Model):

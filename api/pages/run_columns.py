@@ -299,7 +299,7 @@ def groups_of(by: Field, columns: Sequence[TableColumn], entries: Sequence[Entry
 def _mean_cell(column: TableColumn, entries: Sequence[Entry]) -> TableCell:
     """Return what a column says of a group: mean and deviation of its finite numbers, or its texts if there are few.
 
-    Numbers of a configuration are settings, which have no mean: their range stands there.
+    A number of a configuration is a setting. A group shows the range of its settings, not their mean.
     """
     if column.field is None or column.field.type in ("age", "moment"):
         return TableCell("text")

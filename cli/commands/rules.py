@@ -16,7 +16,7 @@ from ..options import RulesArguments
 from ..output import print_json_lines, say
 from ..policy_lookup import rules_named
 
-#: The first sentence of a file's first comment, up to a full stop or a colon. ``Fig. 3`` goes on.
+#: Matches a text up to its first full stop or colon that ends a sentence. The one in ``Fig. 3`` does not.
 _SUMMARY: Final = re.compile(r".*?(?=[.:](?:\s+[A-Za-z]|\s*$))")
 
 
@@ -25,7 +25,7 @@ _NAMED: Final = 6
 
 
 class ShippedRules(NamedTuple):
-    """What is said of a rule file in a line.
+    """The description of a rule file in a list.
 
     Attributes:
         name: The name by which it is armed.

@@ -44,7 +44,7 @@ OF_TRUTH: Final = frozenset({"fired_now"})
 
 
 class Orders(NamedTuple):
-    """What a decision does to a run.
+    """The effects of a decision on a run.
 
     Attributes:
         stops, saves, evaluates: Whether it ends the run, asks for a checkpoint, and asks for an evaluation.

@@ -66,7 +66,7 @@ class PolicyReadings:
 
 
 class Asked(NamedTuple):
-    """What answers the questions that a rule asks of other rules. Each raises ``NotColumnar`` where nothing does.
+    """Functions that answer questions of a rule about other rules. Each raises ``NotColumnar`` if it has no answer.
 
     Attributes:
         past: Returns how columns answer a question about past decisions of a controller.

@@ -78,7 +78,7 @@ class SweptController:
 
     @property
     def orders(self) -> Orders:
-        """What its decisions order."""
+        """The orders of its decisions."""
         return self.watcher.orders[self.stage]
 
 

@@ -228,7 +228,7 @@ class _Counting:
 
 
 def _asked_whether(rule: BoundRule) -> Iterator[ast.expr]:
-    """Yield the counts of which a rule asks only whether they are 0, as in ``times_fired("c") > 0``."""
+    """Yield the counts that a rule compares with 0 alone, as in ``times_fired("c") > 0``."""
     for node in ast.walk(rule.expression.tree):
         for left, sign, right in links_of(node) if isinstance(node, ast.Compare) else ():
             if isinstance(sign, (ast.Gt, ast.Eq, ast.NotEq)) and isinstance(right, ast.Constant) and right.value == 0:

@@ -15,18 +15,11 @@ from typing import Final, NamedTuple
 
 from ..language.expressions import links_of
 from ..readings.ranges import Range
+from .length_conditions import MIRRORED
 
 #: Most cases that are looked at. With more, some parts are left out, which proves less.
 _MOST_CASES: Final = 64
 
-_MIRRORED: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.Gt,
-    ast.LtE: ast.GtE,
-    ast.Gt: ast.Lt,
-    ast.GtE: ast.LtE,
-    ast.Eq: ast.Eq,
-    ast.NotEq: ast.NotEq,
-}
 #: The orders of two values that each comparison is true of; ``?`` is that of a NaN.
 _ORDERS: Final[dict[type[ast.cmpop], frozenset[str]]] = {
     ast.Lt: frozenset("<"),
@@ -126,7 +119,7 @@ def _either(parts: Iterable[list[Case]]) -> list[Case]:
 
 @dataclass(slots=True)
 class _PossibleValues:
-    """What an expression can be after some comparisons.
+    """The possible values of an expression after some comparisons.
 
     Attributes:
         low, high: The ends of its numbers.
@@ -196,7 +189,7 @@ class _PossibleValues:
 
 
 class Conjunctions:
-    """What parts of one rule can be at one event.
+    """The possible values of the parts of one rule at one event.
 
     Args:
         range_of: Returns the range of a part; None if it may be no number.
@@ -252,7 +245,7 @@ class Conjunctions:
             return True
         pair, sign = (self._key(link.left), self._key(link.right)), link.sign
         if pair[0] > pair[1]:
-            pair, sign = (pair[1], pair[0]), _MIRRORED[sign]
+            pair, sign = (pair[1], pair[0]), MIRRORED[sign]
         allowed = _ORDERS[sign] if is_true else _ANY_ORDER - _ORDERS[sign]
         orders[pair] = allowed & orders.get(pair, frozenset("=?") if pair[0] == pair[1] else _ANY_ORDER)
         return bool(orders[pair])
@@ -273,7 +266,7 @@ class Conjunctions:
 
     def _bound(self, link: Link, values: dict[str, _PossibleValues], *, is_true: bool) -> bool:
         """Bound both sides of a comparison by each other; return whether anything is left that they can be."""
-        for side, sign, other in ((link.left, link.sign, link.right), (link.right, _MIRRORED[link.sign], link.left)):
+        for side, sign, other in ((link.left, link.sign, link.right), (link.right, MIRRORED[link.sign], link.left)):
             if isinstance(side, ast.Constant):
                 continue
             known = self._values(side, values)
