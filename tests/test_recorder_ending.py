@@ -262,12 +262,19 @@ def test_a_program_s_own_handler_of_sigterm_is_left_alone(tmp_path: Path) -> Non
 
 
 def test_sigterm_has_its_default_back_once_the_run_is_over(tmp_path: Path) -> None:
-    """A recorder restores the state of the process."""
-    with Recorder(tmp_path):
-        during = signal.getsignal(signal.SIGTERM)
+    """A recorder restores the state of its process, which is the test's own: recorders left open would keep theirs."""
+    process = run_script(
+        tmp_path,
+        """
+        with Recorder(sys.argv[1], quiet=True):
+            print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        """,
+    )
 
-    assert during != signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+
+    assert printed.split() == [b"False", b"True"]
 
 
 @pytest.mark.parametrize(("ending", "status"), [("", "completed"), ("1 / 0", "failed"), ("sys.exit(0)", "completed")])
@@ -412,13 +419,20 @@ def test_sigterm_ends_a_forked_child_as_if_there_were_no_recorder(tmp_path: Path
 
 def test_a_recorder_that_ends_leaves_the_other_one_its_sigterm(tmp_path: Path) -> None:
     """The last one restores it."""
-    with Recorder(tmp_path):
-        with Recorder(tmp_path):
-            pass
-        between = signal.getsignal(signal.SIGTERM)
+    process = run_script(
+        tmp_path,
+        """
+        with Recorder(sys.argv[1], quiet=True):
+            with Recorder(sys.argv[1], quiet=True):
+                pass
+            print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        """,
+    )
 
-    assert between != signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    printed, _ = process.communicate(timeout=PATIENCE_S)
+
+    assert printed.split() == [b"False", b"True"]
 
 
 def test_a_child_that_is_forked_in_the_middle_of_a_step_does_not_hang(tmp_path: Path) -> None:

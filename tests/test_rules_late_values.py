@@ -269,6 +269,12 @@ _TIMING: Final = (
 _NUMBERS: Final = st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, math.nan])
 
 
+def _timing_kind(more: str) -> str:
+    """The key of a timing line; patience counts results in a row as ``for`` does, so that a controller has one."""
+    key = more.partition(":")[0]
+    return "for" if key == "patience" else key
+
+
 @st.composite
 def controllers(draw: st.DrawFn) -> str:
     """Draw the text of a policy whose controllers read each other."""
@@ -282,7 +288,7 @@ def controllers(draw: st.DrawFn) -> str:
         # Changes of a state have no milestones.
         known += [] if "milestone" in text or "half" in text else ["on_state:phase"]
         triggers = draw(st.sampled_from(known))
-        timing = draw(st.lists(st.sampled_from(_TIMING), max_size=2, unique_by=lambda more: more.partition(":")[0]))
+        timing = draw(st.lists(st.sampled_from(_TIMING), max_size=2, unique_by=_timing_kind))
         names = re.search(r"\b(a|b|n|host|level|high|worst|each)\b", text)
         reads_series = names and "_rank" not in text and "history" not in text
         timing = [key.replace("{c}", other) for key in timing if key and (reads_series or not key.startswith("every"))]
