@@ -135,7 +135,7 @@ class _Case:
         count, runs = sum(left.values()), len(self._results)
         if not count or count == runs:
             return ""
-        why = "; ".join(f"{number:,} have {reason}" for reason, number in left.most_common(_NAMED) if number)
+        why = "; ".join(f"{number:,} {_have(number)} {reason}" for reason, number in left.most_common(_NAMED) if number)
         return f"This is about {runs - count:,} of {runs:,} runs: {why}. "
 
     # --- what is known -----------------------------------------------------------------------------------------------
@@ -412,7 +412,8 @@ def _why_unable(policy: Policy, results: Sequence[RunResult], lacking: Sequence[
     nevers = [result.unable[index] for result in results for index in deciding_controllers(policy)]
     metrics = dict.fromkeys(name for never in nevers if never is not None for name in never.metrics)
     lacked = ", ".join(metrics)
-    have = "; ".join(f"{runs:,} of {counted(count, 'run', ',')} have {reason}" for reason, runs in reasons[:_NAMED])
+    of = counted(count, "run", ",")
+    have = "; ".join(f"{runs:,} of {of} {_have(runs)} {reason}" for reason, runs in reasons[:_NAMED])
     said = f"{which[0].upper()}{which[1:]} never logged {lacked}, which its rules read, so it" if lacked else "It"
     flags = " ".join(rename_flags(one) for one in lacking if one.name in metrics)
     how = f" To judge it, log {lacked} in new runs, then backtest those." if lacked else ""
@@ -427,6 +428,10 @@ def _why_unable(policy: Policy, results: Sequence[RunResult], lacking: Sequence[
 
 def _these(runs: int) -> str:
     return "this run" if runs == 1 else f"these {runs:,} runs"
+
+
+def _have(runs: int) -> str:
+    return "has" if runs == 1 else "have"
 
 
 def _of(runs: int) -> str:
