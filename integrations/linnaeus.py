@@ -1,4 +1,4 @@
-"""The names of linnaeus' progress tracking, over steptape's counts: progress, consistency, distributed context.
+"""The names of linnaeus' progress tracking, over steptape's counts: progress, consistency, processes, metrics.
 
     from steptape.integrations.linnaeus import TrainingProgress
 
@@ -19,7 +19,8 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from ..recorder.ranks.rank import this_rank
 from ..recorder.recorder import Recorder
 from ..rules.readings.milestone import exact, position_of
-from ..store.reading.tally import NUM_SAMPLES
+from ..store.reading.tally import DATA_ORDER, NUM_SAMPLES
+from ..store.store import open_run
 
 _Taken = ParamSpec("_Taken")
 _Result = TypeVar("_Result")
@@ -29,7 +30,10 @@ logger = logging.getLogger("steptape")
 QUARTERS: Final = (0.25, 0.5, 0.75)
 
 #: What a ``TrainingProgress`` takes from its own process, not from a checkpoint.
-_NOT_KEPT: Final = ("world_size", "accumulation_steps", "total_epochs", "_recorder")
+_NOT_KEPT: Final = ("world_size", "accumulation_steps", "total_epochs", "_intervals", "_recorder")
+
+#: Of the intervals between validations.
+_UNITS: Final = ("EPOCHS", "STEPS", "FRACTION")
 
 
 def get_world_size() -> int:
@@ -58,7 +62,8 @@ class TrainingProgress:
     """Counts epochs, micro-batches, updates and samples, as the loop reports them.
 
     Args:
-        config: Where ``TRAIN.EPOCHS`` holds the number of epochs, if not given as ``total_epochs``.
+        config: Where ``TRAIN.EPOCHS`` holds the number of epochs, if not given as ``total_epochs``, and
+            ``SCHEDULE.VALIDATION`` the intervals of ``should_validate``.
         world_size: Processes that train together.
         accumulation_steps: Micro-batches of an update.
         total_epochs: Epochs that the training is meant to take.
@@ -68,8 +73,8 @@ class TrainingProgress:
         epoch: The current epoch, from 1; 0 before the first.
         step: Micro-batches of this process.
         global_step: Optimizer updates. They are the same on all processes.
-        samples_seen: Samples of this process. ``Run.progress`` of a recorded run adds up those of all processes, whose
-            batches may differ.
+        samples_seen: Samples of all processes, each batch counted once for each process. ``Run.progress`` of a recorded
+            run adds up what each process was given, so batches may differ.
         expected_total_steps: The updates of the whole training; None until the first epoch has ended.
     """
 
@@ -83,7 +88,8 @@ class TrainingProgress:
         recorder: Recorder | None = None,
     ) -> None:
         self.world_size, self.accumulation_steps = world_size, accumulation_steps
-        self.total_epochs = _epochs_of(config) if total_epochs is None else total_epochs
+        self.total_epochs = _setting(config, "TRAIN.EPOCHS") if total_epochs is None else total_epochs
+        self._intervals = [_setting(config, f"SCHEDULE.VALIDATION.INTERVAL_{unit}") or 0 for unit in _UNITS]
         self.epoch = self.step = self.global_step = self.samples_seen = 0
         self.expected_total_steps: int | None = None
         self._recorder = recorder
@@ -107,12 +113,13 @@ class TrainingProgress:
             **metrics: Values of the update, to record.
         """
         self.step += 1
-        self.samples_seen += batch_size
+        self.samples_seen += batch_size * self.world_size
         self._open_micro_steps += 1
         self._open_samples += batch_size
         if is_accumulation_step:
             if self._recorder is not None:
-                self._recorder.event("substep_end", metrics, micro_step=self._open_micro_steps)
+                counted = {DATA_ORDER: [batch_size, None]}
+                self._recorder.event("substep_end", metrics, micro_step=self._open_micro_steps, attrs=counted)
             return False
         self.global_step += 1
         if self._recorder is not None:
@@ -155,8 +162,11 @@ class TrainingProgress:
     def should_validate(self, *, epochs: int = 0, steps: int = 0, fraction: float | str | Fraction = 0) -> bool:
         """Whether a validation is due: once every so many epochs or updates, or every such share of the training.
 
-        An epoch counts once ``end_epoch`` has ended it.
+        Without an interval, those of the configuration count: ``SCHEDULE.VALIDATION.INTERVAL_EPOCHS``, ``_STEPS`` and
+        ``_FRACTION``. An epoch counts once ``end_epoch`` has ended it.
         """
+        if not (epochs or steps or fraction):
+            epochs, steps, fraction = self._intervals
         share = exact(fraction)
         due = [f"epochs {self._epochs_ended // epochs}" if epochs and self._epochs_ended >= epochs else ""]
         due += [f"steps {self.global_step // steps}" if steps and self.global_step >= steps else ""]
@@ -188,9 +198,9 @@ class TrainingConsistencyChecker:
 
     def __init__(self, config: Any = None, world_size: int = 1, accumulation_steps: int = 1) -> None:
         self.world_size, self.accumulation_steps = world_size, accumulation_steps
-        self.total_epochs = _epochs_of(config)
+        self.total_epochs = _setting(config, "TRAIN.EPOCHS")
         self.steps_per_epoch: int | None = None
-        self._batch_size = getattr(getattr(config, "DATA", None), "BATCH_SIZE", None)
+        self._batch_size = _setting(config, "DATA.BATCH_SIZE")
 
     def initialize_with_first_epoch(self, actual_steps: int, dataset_size: int | None = None) -> None:
         """Take the first epoch's micro-batches of this process as those of every epoch.
@@ -221,6 +231,31 @@ class TrainingConsistencyChecker:
             return {}
         total_steps = math.ceil(self.steps_per_epoch / self.accumulation_steps) * self.total_epochs
         return {fraction: milestone(fraction, total_steps) for fraction in fractions}
+
+
+class MetricsTracker:
+    """Shows what a recorder holds of each metric.
+
+    Args:
+        recorder: The recorder.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def dump_metrics_state(self) -> dict[str, dict[str, dict[str, object]]]:
+        """Return the state of each metric by kind of event, ``step_end`` or ``evaluate``, and by name; log it, too.
+
+        A state has ``count``, ``last``, ``least`` and ``greatest`` with their steps, and ``nonfinite``: how many values
+        are NaN or infinite.
+        """
+        metrics = open_run(self._recorder.folder).snapshot().summary.metrics
+        state: dict[str, dict[str, dict[str, object]]] = {}
+        for name in sorted(metrics):
+            for kind, found in metrics.by_kind(name).items():
+                state.setdefault(kind, {})[name] = found._asdict()
+                logger.info("%s of %s: %s", name, kind, found._asdict())
+        return state
 
 
 class DistributedContext:
@@ -299,6 +334,6 @@ class DistributedContext:
         return distributed if this_rank().has_group else None
 
 
-def _epochs_of(config: Any) -> int | None:
-    epochs = getattr(getattr(config, "TRAIN", None), "EPOCHS", None)
-    return None if epochs is None else int(epochs)
+def _setting(config: Any, path: str) -> Any:
+    """Return an entry of a configuration; None where it lacks it."""
+    return functools.reduce(lambda part, name: getattr(part, name, None), path.split("."), config)

@@ -20,6 +20,7 @@ from waiting import PATIENCE_S
 from steptape import Ranks, Recorder, Samples, open_run
 from steptape.integrations.linnaeus import (
     DistributedContext,
+    MetricsTracker,
     TrainingConsistencyChecker,
     TrainingProgress,
     get_rank_safely,
@@ -133,6 +134,46 @@ def test_world_size_and_accumulation_may_change_between_attempts(tmp_path: Path)
 
     assert (counted.updates, counted.micro_steps, counted.samples) == (10, 6 * 2 + 4 * 3, 6 * 4 * 2 + 4 * 8)
     assert (live.updates, live.micro_steps, live.samples) == (10, 24, 6 * 4 + 4 * 8)
+
+
+@pytest.mark.parametrize("across_epochs", [True, False])
+def test_samples_of_micro_batches_that_no_update_took_are_seen_once(tmp_path: Path, across_epochs: bool) -> None:
+    """The loop takes leftovers of the first epoch into the next update, or drops them; the last ones have no update."""
+    with Recorder(tmp_path) as rec:
+        for epoch in range(2):
+            rec.epoch_begin()
+            for index in range(23):
+                if (index + 1 + 23 * epoch * across_epochs) % 4:
+                    rec.event("substep_end", num_samples=8)
+                else:
+                    rec.step(loss=1.0, micro_step=4, num_samples=32)
+            rec.epoch_end()
+        live = rec.progress
+
+    assert (live.micro_steps, live.samples) == (46, 368)
+    assert open_run(rec.folder).progress() == live
+
+
+def test_an_epoch_that_takes_micro_batches_of_the_one_before_may_have_an_update_more_than_planned(
+    tmp_path: Path,
+) -> None:
+    """The plan is made from the first epoch, which is the shortest."""
+    run = drive(tmp_path, (count % 4 != 0 for count in range(1, 21)))
+
+    assert run.progress().samples == 160
+    assert [event.micro_step for event in run.events() if event.kind == "step_end"] == [4] * 5
+    assert run.info.last.newest_plan.max_steps() == 4
+    assert codes(run) == []
+
+
+def test_the_facade_counts_the_samples_of_all_processes(tmp_path: Path) -> None:
+    """Each process is dealt as many; what it records are its own."""
+    for rank in range(2):
+        with Recorder(tmp_path, run_id="job", ranks=Ranks(rank=rank, world_size=2)) as rec:
+            progress = TrainingProgress(config(epochs=1), world_size=2, accumulation_steps=4, recorder=rec)
+            train(progress, 1, 10, 4, batch=8)
+
+    assert progress.samples_seen == open_run(tmp_path / "job").progress().samples == 160
 
 
 @pytest.mark.parametrize("accumulation", [1, 2, 3, 4, 5])
@@ -268,6 +309,48 @@ def test_validation_is_due_once_for_each_milestone_with_99_updates_in_an_epoch()
         "steps": [250, 500, 750],
         "fraction": [248, 495, 743, 990],
     }
+
+
+@pytest.mark.parametrize(
+    ("interval", "due"),
+    [
+        ({"INTERVAL_EPOCHS": 2}, [6]),
+        ({"INTERVAL_STEPS": 4}, [4, 8]),
+        ({"INTERVAL_FRACTION": 0.5}, [5, 9]),
+        ({"INTERVAL_STEPS": 0}, []),
+    ],
+)
+def test_validation_is_due_at_the_intervals_of_the_configuration(interval: dict[str, Any], due: list[int]) -> None:
+    """The keys are those of the page's example, and any may be missing."""
+    settings = config()
+    settings.SCHEDULE = SimpleNamespace(VALIDATION=SimpleNamespace(**interval))
+    progress, asked = TrainingProgress(settings), []
+    progress.expected_total_steps = 9
+    for _ in range(3):
+        progress.start_epoch()
+        for _ in range(3):
+            progress.update_step(8)
+            asked += [progress.global_step] * progress.should_validate()
+        progress.end_epoch()
+        asked += [progress.global_step] * progress.should_validate()
+
+    assert asked == due
+
+
+def test_the_state_of_metrics_is_dumped_while_the_training_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the kind of event, so that a validation's loss is not the training's."""
+    with Recorder(tmp_path) as rec, caplog.at_level(logging.INFO, "steptape"):
+        for loss in (3.0, math.nan, 2.0):
+            rec.step(loss=loss)
+        rec.evaluate(loss=2.5)
+        state = MetricsTracker(rec).dump_metrics_state()
+
+    trained = state["step_end"]["loss"]
+    assert (trained["count"], trained["last"], trained["last_step"], trained["nonfinite"]) == (3, 2.0, 3, 1)
+    assert state["evaluate"]["loss"]["last"] == 2.5
+    assert "loss of evaluate: " in caplog.text
 
 
 def test_the_example_of_progress_runs(capsys: pytest.CaptureFixture[str]) -> None:

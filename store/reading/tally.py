@@ -12,7 +12,7 @@ from typing import Final
 from ..events import APPLIED, NO_IDS, RANKS, STEP_TIME, TEXT_IDS, Event, SampleLosses
 from ..journal.format import crc32
 
-#: Attribute of a ``step_end`` event whose batch was not kept whole: its number of samples, and the CRC-32 of their ids
+#: Attribute of an update or a micro-batch whose samples were not all kept: their number, and the CRC-32 of their ids
 #: (null without ids).
 DATA_ORDER: Final = "data_order"
 
@@ -37,7 +37,8 @@ class ProgressCounts:
         updates: Optimizer updates finished, skipped ones included.
         skipped: Updates of these that changed nothing, as mixed precision skips them after an overflow.
         micro_steps: Micro-batches of rank 0. An update of which the loop says nothing counts as one.
-        samples, tokens: Seen by all ranks that recorded them; None where none did.
+        samples, tokens: Seen by all ranks that recorded them; None where none did. Samples of a
+            micro-batch count even where no update took it.
         total_updates: The planned number of updates; None when unknown.
     """
 
@@ -59,41 +60,46 @@ class RankTally:
     """The counts of one rank.
 
     Attributes:
-        epochs, skipped, samples, tokens: As in ``ProgressCounts``.
+        epochs, skipped, tokens: As in ``ProgressCounts``.
         updates: The highest step.
     """
 
     def __init__(self) -> None:
         self.epochs: float | None = None
         self.updates = self.skipped = 0
-        self.samples: int | None = None
         self.tokens: int | None = None
         self._micro_steps = self._open_micro_steps = self._left_over = 0
+        self._samples: int | None = None
+        self._open_samples = self._left_over_samples = 0
 
     @property
     def micro_steps(self) -> int:
         """Micro-batches so far, those of an unfinished update included."""
         return self._micro_steps + self._left_over + self._open_micro_steps
 
+    @property
+    def samples(self) -> int | None:
+        """Samples so far, those of an unfinished update included; None where none were recorded."""
+        unfinished = self._left_over_samples + self._open_samples
+        return (self._samples or 0) + unfinished if unfinished else self._samples
+
     def add(self, event: Event) -> None:
         """Count an event of the rank's effective timeline."""
         if event.epoch is not None:
             self.epochs = event.epoch
         if event.kind == "substep_end":
-            self.begin_micro_step()
+            self._open_micro_steps += 1
+            self._open_samples += samples_in(event) or 0
         elif event.kind in ("epoch_begin", "epoch_end"):
             self._left_over, self._open_micro_steps = self._left_over + self._open_micro_steps, 0
+            self._left_over_samples, self._open_samples = self._left_over_samples + self._open_samples, 0
         elif event.kind == "step_end":
             if not event.is_late:
                 self.end_update(event.step, event.micro_step, is_applied=event.attrs.get(APPLIED) is not False)
             self.add_counts(samples_in(event), tokens_in(event))
 
-    def begin_micro_step(self) -> None:
-        """Count a micro-batch that is not the last of its update."""
-        self._open_micro_steps += 1
-
     def end_update(self, step: int, micro_steps: int, *, is_applied: bool = True) -> None:
-        """Count an update.
+        """Count an update. Samples of its micro-batches are among its own, which ``add_counts`` adds.
 
         Args:
             step: Its number.
@@ -105,15 +111,18 @@ class RankTally:
         if not is_applied:
             self.skipped += 1
         if self._left_over:
-            self._micro_steps += self._left_over - carried_over(self._left_over, self._open_micro_steps, micro_steps)
-            self._left_over = 0
+            carried = carried_over(self._left_over, self._open_micro_steps, micro_steps)
+            self._micro_steps += self._left_over - carried
+            if self._left_over_samples and not carried:
+                self.add_counts(self._left_over_samples, None)
+            self._left_over = self._left_over_samples = 0
         self._micro_steps += micro_steps or self._open_micro_steps + 1
-        self._open_micro_steps = 0
+        self._open_micro_steps = self._open_samples = 0
 
     def add_counts(self, samples: int | None, tokens: int | None) -> None:
         """Add the samples and tokens of an update, as far as known."""
         if samples is not None:
-            self.samples = (self.samples or 0) + samples
+            self._samples = (self._samples or 0) + samples
         if tokens is not None:
             self.tokens = (self.tokens or 0) + tokens
 
