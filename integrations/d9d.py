@@ -1,4 +1,4 @@
-"""Records training jobs of d9d: its events on every rank, and the values that it gives to its tracker.
+"""Records training jobs of d9d: its configuration, its events on every rank, and the values that it gives its tracker.
 
 The event bus gives steps and durations, on each rank. The tracker gives losses, gradient norms and metrics; d9d writes
 them on rank 0 alone. Versions 0.16 and 0.24 differ in names on the bus and in the tracker's methods; both are served.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
 from ..recorder.advice import D9D
@@ -24,6 +25,7 @@ from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from ..store.run_folder import RUN_JSON
 from .guard import Guard, State, guarded
+from .torch import makes_updates, steer_learning_rate
 
 try:
     import torch
@@ -33,13 +35,28 @@ try:
 except ImportError as error:
     raise ImportError("d9d is not installed. Run pip install 'steptape[d9d]'") from error
 
+#: The names of values that have another one here, which the shipped rules read.
+_NAMES: Final = {"l2_grad_norm_total": "grad_norm"}
+
 #: What d9d writes at every step. Since 0.24 a value is written some steps after its own.
-_AWAITED: Final = ("loss", "l2_grad_norm_total")
+_AWAITED: Final = ("loss", "grad_norm")
 _WRITES_LATE: Final = hasattr(d9d_tracker, "TrackerPoint")
 
 #: The file in a checkpoint's folder that names the run and the place in its log. In the state that d9d loads, it would
 #: make d9d refuse every checkpoint without it.
 _STATE: Final = "steptape.json"
+
+
+#: The stages of a configuration, by the event with which each begins. Versions differ in the name of the third.
+_STAGES: Final = {
+    "EVENT_TRAIN_CONFIG_STARTED": "data",
+    "EVENT_TRAIN_DATA_STREAM_READY" if _WRITES_LATE else "EVENT_TRAIN_DATA_LOADER_READY": "model_stages",
+    "EVENT_TRAIN_MODEL_STAGES_READY": "optimizer",
+    "EVENT_TRAIN_OPTIMIZER_READY": "lr_scheduler",
+    "EVENT_TRAIN_LR_SCHEDULER_READY": "assembly",
+}
+
+_CHECKPOINT: Final = re.compile(r"save-(\d+)")
 
 
 class StopTraining(Exception):
@@ -55,13 +72,13 @@ class D9dRecorder:
             def register_events(self, ctx):
                 recorder.register(ctx)
 
-        trainer = TrainingConfigurator(...).configure()
-        recorder.inject(trainer)
         with recorder:
+            trainer = recorder.configure(TrainingConfigurator(...))
             trainer.train()
 
-    The run begins with the first step and ends with the block: as ``failed`` with the phase of the step if it raises.
-    A job that continues from a checkpoint resumes the run that wrote it.
+    The run begins when the job has its process groups, and ends with the block: as ``failed`` with the stage of the
+    configuration or the phase of the step if it raises. A job that continues from a checkpoint resumes the run that
+    wrote it.
 
     Args:
         store: Folder of runs.
@@ -70,7 +87,7 @@ class D9dRecorder:
             ``run_id=``, a job that continues resumes that run at its step, if it exists.
 
     Attributes:
-        rec: The recorder; None before the first step.
+        rec: The recorder; None before the run begins.
     """
 
     def __init__(
@@ -85,11 +102,14 @@ class D9dRecorder:
         self._lag = -1  # Steps between a step and its tracker values; -1 without tracker.
         self._values: dict[int, dict[str, object]] = {}
         self._losses: list[tuple[Any, Any]] = []
-        self._optimizer: Any = None
+        self._optimizers: list[Any] = []
+        self._lr_schedulers: list[Any] = []
+        self._used_rates: Callable[[], Sequence[float]] | None = None
         self._schedule: Any = None
         self._save_dir: Path | None = None
         self._saved: State | None = None
         self._phase, self._since, self._asleep_since = "", 0.0, 0.0
+        self._is_configuring = self._has_trained = False
         self._facts: dict[str, object] = {}
 
     def register(self, ctx: Any) -> None:
@@ -99,7 +119,6 @@ class D9dRecorder:
             ctx: The context that d9d gives there.
         """
         handlers: dict[str, Callable[[Any], None]] = {
-            "EVENT_TRAIN_OPTIMIZER_READY": self._keep_optimizer,
             "EVENT_TRAIN_STEP_PRE": self._begin_step,
             "EVENT_TRAIN_FORWARD_BACKWARD_PRE": functools.partial(self._enter, "forward_backward"),
             "EVENT_TRAIN_FORWARD_BACKWARD_POST": functools.partial(self._enter, "sync_and_clip"),
@@ -117,9 +136,32 @@ class D9dRecorder:
             self._guard.warn(
                 f"d9d {version('d9d')} has no {', '.join(lacking)}; what follows from them is not recorded"
             )
-        for name, handler in handlers.items():
-            if name not in lacking:
+        own = [*handlers.items(), *((name, functools.partial(self._begin_stage, _STAGES[name])) for name in _STAGES)]
+        for name, handler in own:
+            if hasattr(catalogue, name):
                 ctx.event_bus.subscribe(getattr(catalogue, name), handler)
+
+    def configure(self, configurator: Any) -> Any:
+        """Configure a job, record the stages of that as spans, and return the trainer, which is recorded.
+
+        Call it within the block, on all ranks, instead of the configurator's own method.
+
+        Args:
+            configurator: A ``TrainingConfigurator``, whose task or model provider calls ``register``.
+
+        Raises:
+            TelemetryError: As for ``inject``.
+        """
+        self._is_configuring, self._phase, self._since = True, "contexts", time.perf_counter()
+        with self._guard.trying("the configuration's parameters cannot be read"):
+            parameters = configurator._parameters
+            self._described = {"name": parameters.run.name, "config": {"run": parameters.run.hparams}}
+            self._save_dir = parameters.checkpointing.save_dir / (parameters.run.name or "")
+        trainer = configurator.configure()
+        self._begin_stage("")
+        self._is_configuring = False
+        self.inject(trainer)
+        return trainer
 
     def tracker(self, inner: Any = None) -> Any:
         """Return a tracker of d9d that records what it is given.
@@ -131,9 +173,10 @@ class D9dRecorder:
         return _Tracker(self, NullTracker() if inner is None else inner)
 
     def inject(self, trainer: Any) -> None:
-        """Put ``tracker`` in front of the tracker of a configured trainer. Call it on all ranks; idempotent.
+        """Record a trainer that was configured elsewhere. Call it on all ranks; idempotent.
 
-        d9d's configuration names its own trackers only, so this replaces a private attribute.
+        ``tracker`` comes in front of its tracker, and what its parts do outside of steps becomes spans. d9d's
+        configuration names its own trackers only, so this replaces private attributes.
 
         Raises:
             TelemetryError: The job has not called ``register``, another recorder has the trainer, or this version of
@@ -160,6 +203,9 @@ class D9dRecorder:
         self._schedule = _counting(state)
         self._save_dir = getattr(getattr(state, "checkpointer", None), "_save_dir", None)
         self._lag = getattr(getattr(job_logger, "_config", None), "max_pending_steps", self._lag)
+        self._time_parts(state)
+        if self.rec is not None:
+            self.rec.declare(total_steps=getattr(self._schedule, "total_steps", None))
 
     def watch_losses(self, task: Any) -> None:
         """Record the loss of each micro-batch of this rank as sample losses, and its weight as the token count.
@@ -185,13 +231,18 @@ class D9dRecorder:
     ) -> bool:
         has_stopped = isinstance(error, StopTraining)
         if error is not None and not has_stopped:
+            if self.rec is None and self._is_configuring:
+                with self._guard.trying("the failed configuration is not recorded"):
+                    self._open(self._newest_checkpoint())
             if self.rec is not None:
                 if self._phase:
-                    self.rec.annotate(f"the step failed in {self._phase}", phase=self._phase)
+                    self.rec.annotate(f"the job failed in {self._phase}", phase=self._phase)
                 self.rec.fail(error)
         elif self.rec is not None:
             self._record_save()
-            self.rec.close()
+            is_done = not self._has_trained and self._schedule is not None
+            is_done = is_done and self._schedule.current_step >= self._schedule.total_steps
+            self.rec.close(reason="already_done" if is_done else None)
         elif self._bus is not None and not self._values:
             self._open(self._schedule).close(reason="already_done")
         elif self._guard.is_strict:
@@ -203,6 +254,8 @@ class D9dRecorder:
     def describe(self, properties: Any) -> None:
         """Keep name and hyper-parameters of the job, as d9d gives them to trackers."""
         self._described = {"name": properties.name, "config": properties.hparams}
+        if self.rec is not None:
+            self.rec.declare(config=properties.hparams)
 
     def add_value(self, name: str, value: Any, step: int, context: Mapping[str, str]) -> None:
         """Keep a value that d9d gives to trackers until its step is recorded.
@@ -213,7 +266,7 @@ class D9dRecorder:
             step: Its step, from 0.
             context: Its tags. Another stage than training becomes part of the name.
         """
-        stage = context.get("stage", "train")
+        name, stage = _NAMES.get(name, name), context.get("stage", "train")
         self._values.setdefault(step, {})[name if stage == "train" else f"{stage}/{name}"] = value
 
     def deliver(self, until: int | None = None) -> None:
@@ -240,6 +293,12 @@ class D9dRecorder:
         self.rec = self._guard.opened(self._store, state, {"rules": self._rules, **own})
         return self.rec
 
+    def _newest_checkpoint(self) -> Any:
+        """Return what stands in for the schedule until d9d has loaded a checkpoint: the step of the newest one."""
+        names = [path.name for path in self._save_dir.iterdir()] if self._save_dir and self._save_dir.is_dir() else []
+        steps = [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
+        return SimpleNamespace(current_step=max(steps, default=0))
+
     def _kept_state(self, step: int) -> State | None:
         """Return the state that the checkpoint of a step keeps of its run."""
         path = (self._save_dir or Path()) / f"save-{step}" / _STATE
@@ -264,22 +323,66 @@ class D9dRecorder:
             self.rec.event(kind, step=_counting(ctx).current_step)
 
     @guarded
-    def _keep_optimizer(self, ctx: Any) -> None:
+    def _begin_stage(self, stage: str, ctx: Any = None) -> None:
+        """Record the stage of the configuration that ends here, and note the next one."""
         # One for each stage of the pipeline that is on this rank.
-        self._optimizer = next(iter(getattr(ctx.optimizer, "_optimizers", [])), ctx.optimizer)
+        if hasattr(ctx, "optimizer"):
+            self._optimizers = list(getattr(ctx.optimizer, "_optimizers", [ctx.optimizer]))
+        if hasattr(ctx, "lr_scheduler"):
+            self._lr_schedulers = list(getattr(ctx.lr_scheduler, "_schedulers", [ctx.lr_scheduler]))
+        if self._is_configuring:
+            rec, took_s = self.rec or self._open(self._newest_checkpoint()), time.perf_counter() - self._since
+            began_ns = time.monotonic_ns() - int(took_s * 1e9)
+            rec._record_span({f"Time/{self._phase}_seconds": took_s}, {"name": self._phase}, began_ns)
+            self._phase, self._since = stage, time.perf_counter()
+
+    def _time_parts(self, state: Any) -> None:
+        """Record as spans what the parts of a job do outside of its steps, as far as this version has them."""
+        collector = getattr(state.logger, "_metric_collector", None)
+        profiler = getattr(state.profiler, "_profiler", None)
+        for part, method, name in (
+            (state.checkpointer, "load_last_checkpoint", "recovery"),
+            (state.garbage_collector, "_collect", "gc"),
+            (collector, "schedule_collection", "metric_sync"),
+            (collector, "collect_results", "metric_results"),
+            (profiler, "_dump_trace", "profiler"),
+            (state.task, "finalize", "finalization"),
+        ):
+            if part is not None and hasattr(part, method):
+                with self._guard.trying(f"{name} is not recorded"):
+                    setattr(part, method, self._timed(getattr(part, method), name))
+
+    def _timed(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Return a method of d9d that records each call as a span."""
+
+        @functools.wraps(method)
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with contextlib.nullcontext() if self.rec is None else self.rec.span(name):
+                return method(*arguments, **named)
+
+        return timed
+
+    def _steer(self, rec: Recorder) -> None:
+        """Let rules change the learning rate of all stages on this rank, if they order that."""
+        if self._optimizers and all(map(makes_updates, self._optimizers)):
+            scheduler = self._lr_schedulers[0] if len(self._lr_schedulers) == 1 else None
+            optimizer = self._optimizers[0] if len(self._optimizers) == 1 else _Stages(self._optimizers)
+            self._used_rates = steer_learning_rate(rec, optimizer, scheduler)
 
     @guarded
     def _begin_step(self, ctx: Any) -> None:
         self._record_save()
-        if self.rec is None:
-            self._open(_counting(ctx))
+        rec = self.rec or self._open(_counting(ctx))
+        if not self._has_trained:
+            self._has_trained = True
+            self._steer(rec)
         self._enter("data_wait")
         self._emit("step_begin", ctx)
 
     @guarded
     def _begin_optimizer(self, ctx: Any) -> None:
         self._enter("optimizer")
-        groups = getattr(self._optimizer, "param_groups", None)
+        groups = getattr(next(iter(self._optimizers), None), "param_groups", None)
         if groups:
             self._facts["lr"] = groups[0]["lr"]
         self._emit("pre_optimizer_step", ctx)
@@ -287,11 +390,14 @@ class D9dRecorder:
     @guarded
     def _end_optimizer(self, ctx: Any) -> None:
         self._enter("log")
+        if self._used_rates is not None and (used := self._used_rates()):
+            self._facts["lr"] = used[0]
         self._emit("optimizer_step", ctx)
 
     @guarded
     def _end_step(self, ctx: Any) -> None:
         self._enter("between_steps")
+        self._has_trained = True
         rec = self.rec or self._open(_counting(ctx))
         step = _counting(ctx).current_step
         is_late = self._lag > 0
@@ -340,6 +446,19 @@ class D9dRecorder:
                 self._guard.warn(
                     f"{path}: no {_STATE} could be written ({error}); a job that continues begins a new run"
                 )
+
+
+class _Stages:
+    """The optimizers of several stages of the pipeline, which d9d steps in order, as one."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+        self.register_step_pre_hook = optimizers[0].register_step_pre_hook
+        self.register_step_post_hook = optimizers[-1].register_step_post_hook
+
+    @property
+    def param_groups(self) -> list[Any]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
 
 class _Tracker(d9d_tracker.BaseTracker):

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from d9d.loop.component import JobLogger, StateCheckpointer
-from d9d.loop.config import CheckpointingConfig, JobLoggerConfig
+from d9d.loop.component import JobLogger, JobProfiler, ManualGarbageCollector, StateCheckpointer
+from d9d.loop.config import CheckpointingConfig, GarbageCollectionConfig, JobLoggerConfig, ProfilingConfig
 from d9d.loop.event import EventBus
 from d9d.loop.event.catalogue import train as events
 from d9d.loop.run.train import Trainer
@@ -106,10 +106,12 @@ class Model(Part):
     has_in_flight_gradients = False
     is_away = False
 
-    def __init__(self, task: Task, device: str) -> None:
+    def __init__(self, task: Task, device: str, stages: int = 1) -> None:
         torch.manual_seed(0)
         self.layer, self.device = torch.nn.Linear(4, 1).to(device), device
-        self.torch_optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1)
+        weights = [*self.layer.parameters()]
+        of_stage = [weights] if stages == 1 else [[weight] for weight in weights]
+        self._optimizers: list[torch.optim.Optimizer] = [torch.optim.SGD(each, lr=0.1) for each in of_stage]
         self.task, self.sums = task, torch.zeros(2, device=device)
         self.losses: list[float] = []
 
@@ -138,7 +140,8 @@ class Model(Part):
     def zero_grad(self) -> None:
         """Forget gradients and losses."""
         self.sums = torch.zeros(2, device=self.device)
-        self.torch_optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
 
     def clip(self) -> torch.Tensor:
         """Return the norm; 0.24's name."""
@@ -150,11 +153,8 @@ class Model(Part):
 
     def step(self) -> None:
         """Update the weights."""
-        self.torch_optimizer.step()
-
-    @property
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.torch_optimizer]
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     def offload(self, _: object) -> None:
         """Leave the device."""
@@ -203,6 +203,14 @@ class Operator(Part):
             self.model.forward_backward(pack[0], range(pack[1], pack[1] + 1))
 
 
+class Collector(Part):
+    """Stands in for the reduction of metrics, of which the task has none."""
+
+    def collect_results(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+
 class Logger(JobLogger):
     """d9d's own, without the CUDA stream of its metrics."""
 
@@ -220,6 +228,8 @@ def configured(
     pending: int = 2,
     device: str = "cpu",
     handlers: dict[str, Callable[[Any], None]] | None = None,
+    stages: int = 1,
+    has_upkeep: bool = False,
 ) -> Any:
     """Return a trainer, as d9d's ``TrainingConfigurator.configure`` does.
 
@@ -231,6 +241,8 @@ def configured(
         pending: 0.24's max_pending_steps.
         device: The model's.
         handlers: Further handlers, by the name of their event.
+        stages: Stages of the pipeline that are on this rank.
+        has_upkeep: Collect garbage, reduce metrics and write traces, each every few steps.
     """
     task = task or Task()
     task.recorder = recorder
@@ -240,12 +252,16 @@ def configured(
         current_device=torch.device(device),
         wait_world=lambda: dist.barrier() if dist.is_initialized() else None,
         logger=logging.getLogger("d9d"),
+        mesh_params=SimpleNamespace(is_distributed=False),
     )
     bus = EventBus()
     task.register_events(SimpleNamespace(dist_context=dist_context, event_bus=bus))
     for name, handler in (handlers or {}).items():
         bus.subscribe(getattr(events, name), handler)
-    model = Model(task, device)
+    trigger(bus, "EVENT_TRAIN_CONFIG_STARTED", dist_context=dist_context)
+    trigger(bus, "EVENT_TRAIN_DATA_STREAM_READY" if IS_NEW else "EVENT_TRAIN_DATA_LOADER_READY", data=None)
+    model = Model(task, device, stages)
+    trigger(bus, "EVENT_TRAIN_MODEL_STAGES_READY", modules=[model.layer])
     logging_config: dict[str, Any] = {"period_steps": "disable", "tracker": NullTrackerConfig()}
     if IS_NEW:
         schedule = JobSchedule(JobScheduleConfig(total_steps=STEPS), SimpleNamespace(total_steps=None))
@@ -253,28 +269,38 @@ def configured(
     else:
         schedule, counting = Stepper(0, STEPS), "stepper"
     data = Data(schedule, task)
-    bus.trigger(events.EVENT_TRAIN_OPTIMIZER_READY, events.EventOptimizerReadyContext(optimizer=model))
+    trigger(bus, "EVENT_TRAIN_OPTIMIZER_READY", optimizer=model)
+    trigger(bus, "EVENT_TRAIN_LR_SCHEDULER_READY", lr_scheduler=SimpleNamespace(_schedulers=[]))
     parts = {
         counting: schedule,
         "microbatch_pack_stream" if IS_NEW else "data_loader": data,
         **({} if IS_NEW else {"batch_maths": Part()}),
     }
-    part = Part()
+    part: Any = Part()
+    garbage_collector, profiler = part, part
+    if has_upkeep:
+        logging_config["period_steps"] = 4
+        garbage_collector = ManualGarbageCollector(dist_context, GarbageCollectionConfig(period_steps=5), schedule)
+        traces: dict[str, Any] = {"traces_dir": folder / "traces", **({} if IS_NEW else {"enabled": True})}
+        steps = {"period_steps": 4, "warmup_steps": 1, "active_steps": 1}
+        profiler = JobProfiler(dist_context, config=ProfilingConfig(**traces, **steps), **{counting: schedule})
     run = RunConfig(name="tiny", description=None, hparams={"layers": 1})
     checkpointing = CheckpointingConfig(save_dir=folder, period_steps=save_every, num_to_keep=None)
+    logger = Logger(dist_context, JobLoggerConfig(**logging_config), part, schedule, run, {})
+    logger._metric_collector = Collector()
     return Trainer(
         TrainJobState(
             dist_context=dist_context,
-            garbage_collector=part,
+            garbage_collector=garbage_collector,
             checkpointer=StateCheckpointer(dist_context, schedule, checkpointing, part, None),
-            profiler=part,
+            profiler=profiler,
             tracked_modules=model,
             timeout_manager=part,
             task=task,
             gradient_manager=model,
             metrics=part,
             task_operator=Operator(model),
-            logger=Logger(dist_context, JobLoggerConfig(**logging_config), part, schedule, run, {}),
+            logger=logger,
             optimizer=model,
             lr_scheduler=part,
             gradient_clipper=model,
@@ -282,6 +308,69 @@ def configured(
             event_bus=bus,
             **parts,
         )
+    )
+
+
+def trigger(bus: EventBus, name: str, **context: Any) -> None:
+    """Trigger an event of the catalogue."""
+    bus.trigger(getattr(events, name), SimpleNamespace(**context))
+
+
+def configurator(folder: Path, recorder: Any = None, **job: Any) -> Any:
+    """Return what stands in for d9d's ``TrainingConfigurator``, which needs CUDA, of a job of ``configured``."""
+    run = RunConfig(name="tiny", description=None, hparams={"layers": 1})
+    checkpointing = SimpleNamespace(save_dir=folder.parent)
+    parameters = SimpleNamespace(run=run.model_copy(update={"name": folder.name}), checkpointing=checkpointing)
+    return SimpleNamespace(_parameters=parameters, configure=lambda: configured(folder, recorder, **job))
+
+
+class Linear(torch.nn.Linear):
+    """A stage of a model, as d9d builds it."""
+
+
+class Stream(Part):
+    """Packs of micro-batches."""
+
+    total_steps = STEPS
+
+
+def own_configurator(folder: Path, recorder: Any) -> Any:
+    """Return the ``TrainingConfigurator`` of d9d 0.24, of a job of one process that has no process groups."""
+    from d9d.loop import config
+    from d9d.loop.run import TrainingConfigurator
+    from d9d.module.base import ModuleLateInit
+
+    ModuleLateInit.register(Linear)
+    task: Any = Task()
+    provider: Any = Part()
+    task.recorder = recorder
+    task.create_metrics = lambda _: SimpleNamespace(metrics={})
+    task.dump_hparams = provider.dump_hparams = lambda: {"layers": 1}
+    provider.initialize_model_stage = lambda _: SimpleNamespace(model=Linear(4, 1), state_mapper=None)
+    parameters = config.TrainerConfig(
+        run=RunConfig(name="tiny", description=None, hparams={"layers": 1}),
+        data_prefetch=config.DataPrefetchConfig(prefetch_factor=0),
+        determinism=config.DeterminismConfig(base_seed=1),
+        gc=GarbageCollectionConfig(period_steps=5),
+        checkpointing=CheckpointingConfig(save_dir=folder, period_steps="disable", num_to_keep=None),
+        gradient_clipping=config.GradientClippingConfig(max_norm=None),
+        logging=JobLoggerConfig(period_steps="disable", tracker=NullTrackerConfig()),
+    )
+    dist_context = SimpleNamespace(
+        mesh_params=SimpleNamespace(is_distributed=False, has_pipeline_parallel=False),
+        is_main_process=True,
+        current_device=torch.device("cpu"),
+        set_timeout=lambda _: None,
+        logger=logging.getLogger("d9d"),
+    )
+    return TrainingConfigurator(
+        mesh=SimpleNamespace(build=lambda: dist_context),
+        parameters=parameters,
+        task_provider=lambda _: task,
+        model_provider=provider,
+        data_provider=lambda _: Stream(),
+        optimizer_provider=lambda ctx: torch.optim.SGD(ctx.model.parameters(), lr=0.1),
+        lr_scheduler_provider=lambda ctx: torch.optim.lr_scheduler.LambdaLR(ctx.optimizer, lambda _: 1.0),
     )
 
 
@@ -293,6 +382,7 @@ def train(
     save_every: int | str = "disable",
     failing: int = -1,
     watch: bool = False,
+    stages: int = 1,
 ) -> dict[str, Any]:
     """Train one job and return what was seen: d9d's own values by step, and how the training ended.
 
@@ -303,16 +393,17 @@ def train(
         save_every: Steps between checkpoints.
         failing: A step whose loss raises an exception.
         watch: Record the losses of micro-batches.
+        stages: Stages of the pipeline that are on this rank.
     """
     recorder = None if store is None else D9dRecorder(store, rules=rules)
     task = Task(poison)
     task.failing = failing
     if watch and recorder is not None:
         recorder.watch_losses(task)
-    trainer = configured(Path(folder), recorder, task=task, save_every=save_every, pending=1)
-    if recorder is not None:
-        recorder.inject(trainer)
+    job = configurator(Path(folder), recorder, task=task, save_every=save_every, pending=1, stages=stages)
+    trainer: Any = None
     with contextlib.suppress(RuntimeError), recorder or contextlib.nullcontext():
+        trainer = job.configure() if recorder is None else recorder.configure(job)
         trainer.train()
     losses = [loss.hex() for loss in trainer._state.gradient_manager.losses]
     return {"losses": losses, "run_id": None if recorder is None or recorder.rec is None else recorder.rec.run_id}

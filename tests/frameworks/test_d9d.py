@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import re
 import resource
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from torchrun import run_job
 from waiting import PATIENCE_S
 
-from steptape import TelemetryError, backtest, open_run, open_store, verify
+from steptape import TelemetryError, backtest, load_policy, open_run, open_store, verify
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.run import Run
 
@@ -30,7 +31,7 @@ from d9d.loop.event.catalogue import train as events
 from d9d.tracker import BaseTracker, BaseTrackerRun
 
 from frameworks import d9d_job
-from frameworks.d9d_job import IS_NEW, STEPS, Task, configured
+from frameworks.d9d_job import IS_NEW, STEPS, Task, configurator, configured
 from steptape.integrations.d9d import D9dRecorder
 
 STOP = """
@@ -138,6 +139,152 @@ def test_the_events_of_a_step_are_recorded_in_the_order_of_d9d(tmp_path: Path) -
     ]
 
 
+def spans_of(run: Run) -> list[tuple[int, str]]:
+    """Return step and name of each span."""
+    return [(event.step, event.attrs["name"]) for event in run.events() if event.kind == "span"]
+
+
+def test_the_stages_of_the_configuration_and_what_frames_the_steps_are_spans(tmp_path: Path) -> None:
+    """The run begins before the first step, and has name, settings and planned length of the job."""
+    recorder = D9dRecorder(tmp_path / "runs", strict=True)
+    with recorder:
+        recorder.configure(configurator(tmp_path / "checkpoints", recorder)).train()
+
+    run = run_of(recorder)
+    stages = ["contexts", "data", "model_stages", "optimizer", "lr_scheduler", "assembly"]
+    assert spans_of(run) == [*((0, name) for name in (*stages, "recovery")), (STEPS, "finalization")]
+    assert (run.info.name, run.info.last.newest_plan.total_steps) == ("checkpoints", STEPS)
+    assert run.info.config["run"] == {"layers": 1}
+
+
+@pytest.mark.skipif(not IS_NEW, reason="0.16 assembles a job on CUDA alone")
+def test_the_own_configurator_of_d9d_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the process groups and the gradients, which need CUDA, are left out."""
+    monkeypatch.setattr("d9d.loop.run.train.GradientManager", lambda **_: d9d_job.Part())
+    recorder = D9dRecorder(tmp_path / "runs", strict=True)
+    with recorder:
+        trainer = recorder.configure(d9d_job.own_configurator(tmp_path / "checkpoints", recorder))
+
+    run = run_of(recorder)
+    assert type(trainer).__module__ == "d9d.loop.run.train"
+    assert [name for _, name in spans_of(run)] == [
+        *("contexts", "data", "model_stages", "optimizer", "lr_scheduler", "assembly")
+    ]
+    assert (run.info.last.newest_plan.total_steps, run.status) == (STEPS, "completed")
+
+
+def test_a_configuration_that_fails_leaves_a_failed_run_that_names_its_stage(tmp_path: Path) -> None:
+    """The stage before it is recorded."""
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    recorder = D9dRecorder(tmp_path / "runs")
+    job = configurator(tmp_path / "checkpoints", recorder, handlers={"EVENT_TRAIN_MODEL_STAGES_READY": fail})
+    with pytest.raises(RuntimeError, match="out of memory"), recorder:
+        recorder.configure(job)
+
+    run = run_of(recorder)
+    note, failure = list(run.events())[-2:]
+    assert (run.status, failure.attrs["message"], note.attrs["phase"]) == ("failed", "out of memory", "optimizer")
+    assert [name for _, name in spans_of(run)] == ["contexts", "data", "model_stages"]
+
+
+def test_a_configuration_that_fails_before_its_events_leaves_a_failed_run(tmp_path: Path) -> None:
+    """Such as one whose process groups cannot be built."""
+
+    def fail() -> None:
+        raise RuntimeError("no device")
+
+    job = configurator(tmp_path / "checkpoints")
+    job.configure = fail
+    recorder = D9dRecorder(tmp_path / "runs")
+    with pytest.raises(RuntimeError, match="no device"), recorder:
+        recorder.configure(job)
+
+    run = run_of(recorder)
+    assert (run.status, list(run.events())[-2].attrs["phase"]) == ("failed", "contexts")
+
+
+def test_a_configuration_that_hangs_leaves_a_run_that_shows_the_stages_before(tmp_path: Path) -> None:
+    """A scheduler kills it; the run is there until then, too."""
+    program = (
+        "import sys, time; from pathlib import Path; from frameworks.d9d_job import configurator\n"
+        "from steptape.integrations.d9d import D9dRecorder\n"
+        "recorder = D9dRecorder('runs')\n"
+        "hang = lambda _: (print('hangs', flush=True), time.sleep(1_000))\n"
+        "job = configurator(Path('checkpoints'), recorder, handlers={'EVENT_TRAIN_MODEL_STAGES_READY': hang})\n"
+        "with recorder: recorder.configure(job)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "hangs\n"
+        (live,) = open_store(tmp_path / "runs")
+        status = live.status
+        job.kill()
+
+    (run,) = open_store(tmp_path / "runs")
+    assert (status, run.status) == ("running", "crashed")
+    assert [name for _, name in spans_of(run)] == ["contexts", "data", "model_stages"]
+
+
+def test_garbage_collections_metric_reductions_and_traces_are_spans(tmp_path: Path) -> None:
+    """Each when d9d's configuration says; those of the garbage also around the loop."""
+    recorder = D9dRecorder(tmp_path / "runs", strict=True)
+    with recorder:
+        recorder.configure(configurator(tmp_path / "checkpoints", recorder, has_upkeep=True)).train()
+
+    steps: dict[str, list[int]] = {}
+    for step, name in spans_of(run_of(recorder)):
+        steps.setdefault(name, []).append(step)
+    assert steps["metric_sync"] == steps["metric_results"] == [3, 7, 11]
+    assert steps["gc"] == [0, 4, 9, STEPS]
+    assert len(steps["profiler"]) == STEPS // 4
+    assert (tmp_path / "checkpoints" / "traces").is_dir()
+
+
+HALVED = """
+controllers:
+  - {name: half, triggers: [on_step_end], rule: step == 5, operations: [lr.reduce(0.5)]}
+"""
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_rules_change_the_learning_rate_of_each_stage(tmp_path: Path, stages: int) -> None:
+    """The schedule's rate is back after each update, so the job's checkpoints hold it."""
+    recorder = D9dRecorder(tmp_path / "runs", rules=with_rules(tmp_path, HALVED), strict=True)
+    with recorder:
+        trainer = recorder.configure(configurator(tmp_path / "checkpoints", recorder, stages=stages))
+        trainer.train()
+    plain = configured(tmp_path / "plain", stages=stages)
+    plain.train()
+
+    run = run_of(recorder)
+    rates = run.rows("SELECT step, max(lr) AS lr FROM steps GROUP BY step ORDER BY step")
+    assert [row["lr"] for row in rates] == [0.1] * 5 + [0.05] * (STEPS - 5)
+    own, others = (each._state.gradient_manager.losses for each in (trainer, plain))
+    assert own[:6] == others[:6]
+    assert own[6] != others[6]
+    assert {group["lr"] for each in trainer._state.optimizer._optimizers for group in each.param_groups} == {0.1}
+    assert verify(run).identical
+
+
+def test_the_shipped_rules_of_surogate_act_on_a_job(tmp_path: Path) -> None:
+    """Its guard asks for loss and gradient norm, and orders a lower learning rate."""
+    rules = load_policy("surogate", params={"auto_lr_reduction": True})
+    recorder = D9dRecorder(tmp_path / "runs", rules=rules)
+    job = configurator(tmp_path / "checkpoints", recorder, task=Task(poison=[0, 5, 0]))
+    with recorder:
+        recorder.configure(job).train()
+
+    run = run_of(recorder)
+    assert (6, "guard") in decisions_of(run)
+    assert [event.step for event in run.events() if event.kind == "operation_applied"][:1] == [6 + 2 * IS_NEW]
+    assert verify(run).identical
+
+
 def test_values_of_the_tracker_belong_to_their_step_and_reach_the_jobs_own_tracker(tmp_path: Path) -> None:
     """Steps count from 1 with us, from 0 in d9d; its checkpoints are named for the updates that they contain."""
     tee, recorder = _Tee(), D9dRecorder(tmp_path / "runs")
@@ -150,10 +297,10 @@ def test_values_of_the_tracker_belong_to_their_step_and_reach_the_jobs_own_track
 
     run = run_of(recorder)
     rows = run.rows(
-        "SELECT step - 1 AS step, max(loss) AS loss, max(l2_grad_norm_total) AS norm, max(lr) AS lr FROM steps "
+        "SELECT step - 1 AS step, max(loss) AS loss, max(grad_norm) AS norm, max(lr) AS lr FROM steps "
         "GROUP BY step ORDER BY step"
     )
-    own = {(step, name): value for step, name, value in tee.seen}
+    own = {(step, name): value for step, name, value in tee.seen}  # Under d9d's own names.
     assert [(row["step"], "loss", row["loss"]) for row in rows] == [each for each in tee.seen if each[1] == "loss"]
     assert [row["norm"] for row in rows] == [own[step, "l2_grad_norm_total"] for step in range(STEPS)]
     assert {row["lr"] for row in rows} == {0.1}
@@ -425,9 +572,7 @@ def test_the_page_s_example_records_a_job(tmp_path: Path, monkeypatch: pytest.Mo
     (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"TrainTask": Task}
-    names["TrainingConfigurator"] = lambda _: SimpleNamespace(
-        configure=lambda: configured(tmp_path / "checkpoints", task=names["Task"]())
-    )
+    names["TrainingConfigurator"] = lambda _: configurator(tmp_path / "checkpoints", task=names["Task"]())
 
     exec(block, names)
 
@@ -452,7 +597,7 @@ def test_the_example_is_stopped_by_its_policy(tmp_path: Path) -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[dict[str, Any]]]]:
     """The store and the trainings, by name, of one job of two processes."""
     folder = tmp_path_factory.mktemp("job")
-    for name, text in (("stop", STOP), ("falls", FALLS), ("broken", BROKEN)):
+    for name, text in (("stop", STOP), ("falls", FALLS), ("broken", BROKEN), ("halved", HALVED)):
         (folder / f"{name}.yaml").write_text(text)
     store = {"store": str(folder / "runs")}
     falls = {**store, "rules": str(folder / "falls.yaml")}
@@ -460,6 +605,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[
         "plain": {},
         "recorded": {**falls, "watch": True},
         "stopped": {**store, "rules": str(folder / "stop.yaml")},
+        "steered": {**store, "rules": str(folder / "halved.yaml"), "stages": 2},
         "cut": {**falls, "save_every": 5, "failing": 8, "folder": str(folder / "split")},
         "resumed": {**falls, "save_every": 5, "folder": str(folder / "split")},
         **{
@@ -517,6 +663,16 @@ def test_a_rule_stops_all_ranks_at_the_same_step(job: Job) -> None:
     assert run.status == "stopped"
     assert foretold.predicted is not None
     assert foretold.predicted.steps == 7
+
+
+def test_a_rule_changes_the_learning_rate_of_all_ranks_at_the_same_step(job: Job) -> None:
+    """Their weights stay the same, so their losses do."""
+    run = run_in(job, "steered")
+
+    rates = run.rows("SELECT rank, lr FROM steps WHERE lr IS NOT NULL ORDER BY rank, step")
+    assert [row["lr"] for row in rates] == 2 * ([0.1] * 5 + [0.05] * (STEPS - 5))
+    assert job[1]["steered"][0]["losses"] == job[1]["steered"][1]["losses"] != job[1]["plain"][0]["losses"]
+    assert verify(run).identical
 
 
 def test_a_nan_of_any_micro_batch_on_any_rank_is_seen_within_one_step(job: Job) -> None:
