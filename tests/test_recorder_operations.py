@@ -189,3 +189,32 @@ def test_a_loop_that_ignores_a_stop_is_warned_once_and_at_its_end(
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"steptape: {end}")
     assert open_run(rec.folder).status == "stopped"
     assert verify(open_run(rec.folder)).identical
+
+
+COMPOSITE = """
+controllers:
+  - {name: probe, triggers: [on_step_end], rule: step == 3, operations: [hfcontrols.should_evaluate]}
+  - name: good
+    triggers: [on_evaluate]
+    rule: times_fired("probe") > 0 and eval_loss < 1
+    operations: [hfcontrols.should_save, hfcontrols.should_training_stop]
+"""
+
+
+def test_an_evaluation_that_a_rule_orders_is_judged_then_saved_then_the_training_stops(tmp_path: Path) -> None:
+    """The second rule asks for what the first one ordered; a test of the evaluation lies between them."""
+    with Recorder(tmp_path, rules=parse_policy(COMPOSITE)) as rec:
+        for step in range(1, 10):
+            rec.step(loss=1.0)
+            if rec.control.should_evaluate:
+                rec.evaluate(eval_loss=2.0 / step)
+            if rec.control.should_save:
+                rec.save("checkpoint", size_bytes=1)
+            if rec.control.should_stop:
+                break
+    run = open_run(rec.folder)
+
+    kinds = [event.kind for event in run.events() if event.step == 3]
+    assert kinds == ["step_end", "decision", "evaluate", "decision", "save", "train_end"]
+    assert run.status == "stopped"
+    assert verify(run).identical

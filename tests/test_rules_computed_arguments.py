@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from steptape import Recorder, backtest, open_run, sweep, verify
+from steptape import Recorder, backtest, load_policy, open_run, sweep, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
@@ -220,3 +220,15 @@ def test_a_backtest_and_a_sweep_judge_computed_orders(tmp_path: Path) -> None:
 
     assert backtest(parse_policy(text), [run]).results[0].stop is not None
     assert len(swept.variants) == 2
+
+
+def test_surogate_s_rules_set_the_epochs_that_chinchilla_s_budget_asks_for(tmp_path: Path) -> None:
+    """Twenty tokens a parameter, of a dataset that is trained on for whole epochs; asked as the training begins."""
+    rules = load_policy("surogate", params={"from_scratch": True, "epoch_adjustment": True})
+    constants = {"num_params": 600e6, "dataset_tokens": 2.4e9, "tokens_per_step": 1e6}
+    asked: list[object] = []
+    with Recorder(tmp_path, rules=rules, plan=Plan(total_epochs=3, constants=constants), quiet=True) as rec:
+        rec.handle("epochs.set", lambda request: asked.append(request.arguments["n"]))
+        rec.step(loss=1.0, grad_norm=1.0)
+
+    assert asked == [5]
