@@ -17,6 +17,7 @@ from ..store.event_json import encoded_attrs
 from ..store.events import (
     AWAITED,
     BY_CALL,
+    DERIVED,
     LATE_FOR,
     LOST,
     NO_VECTORS,
@@ -40,7 +41,7 @@ from .process.sealing_process import SEALING
 from .run_document import describe_process
 
 if TYPE_CHECKING:
-    from ..rules.engine.decisions import Outcome
+    from ..rules.engine.decisions import DerivedValues, Outcome
     from .steering import Steering
 
 
@@ -160,6 +161,7 @@ class EventLog:
         self._gap = 0
         self._gap_error = ""
         self._decided: list[Outcome] = []
+        self._derived: list[DerivedValues] = [] if steering is None else steering.derived
         self._written: list[Outcome] = []
         self.late = LateValues(settings.value_lag, is_batched=watch is None)
         self._awaiting = AwaitingSteps()
@@ -464,9 +466,11 @@ class EventLog:
     def _judge(self, event: Event) -> None:
         if self.watch is not None:
             self.watch(event)
-        if self._steering is not None and (outcomes := self._steering.observe(event)):
-            self._decided += outcomes
-            self._write_decided()
+        if self._steering is not None:
+            outcomes = self._steering.observe(event)
+            if outcomes or self._derived:
+                self._decided += outcomes
+                self._write_decided()
 
     # --- what is due before or after an event ------------------------------------------------------------------------
 
@@ -484,7 +488,7 @@ class EventLog:
             attrs = {LOST: self._gap, "first_error": self._gap_error}
             self._append_own("gap", attrs, step, epoch)
             self._gap = 0
-        if self._decided:
+        if self._decided or self._derived:
             self._write_decided()
 
     def _append_due(self, step: int) -> None:
@@ -518,13 +522,27 @@ class EventLog:
             self._count_loss(awaited.kind, error)
 
     def _write_decided(self) -> None:
-        """Write pending decisions in order. Keep those that cannot be written for the next call."""
+        """Write pending decisions, then derived values, in order. Keep what cannot be written for the next call."""
         while self._steering is not None and self._decided:
             outcome = self._decided[0]
             kind, attrs = self._steering.event_of(outcome)
             self._append_own(kind, attrs, outcome.step, outcome.epoch, outcome.value_lag)
             self._steering.add_written(outcome)
             self._written.append(self._decided.pop(0))
+        while self._derived:
+            each = self._derived[0]
+            self.journal.append(
+                DERIVED,
+                each.names,
+                each.values,
+                step=each.step,
+                epoch=_or_nan(each.epoch),
+                time_ns=each.time_ns,
+                elapsed_ns=each.elapsed_ns,
+                value_lag=each.value_lag,
+                attrs=encoded_attrs(each.classes).encode() if each.classes else b"",
+            )
+            del self._derived[0]
 
     def _hand_out(self) -> Sequence[Outcome]:
         """Return the decisions that are written and not yet handed to the loop."""
@@ -554,7 +572,8 @@ class EventLog:
             self.is_clear = False
 
     def _update_clearness(self) -> None:
-        self.is_clear = not (self._gap or self._decided or self._written or self.postponed or self.expects_probes)
+        is_due = self._gap or self._decided or self._derived or self._written or self.postponed
+        self.is_clear = not (is_due or self.expects_probes)
 
     def _count_loss(self, kind: str, error: Exception) -> None:
         self.lost_events += 1

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from ..store.errors import InvalidEvent, shortened
 from ..store.event_json import encoded
+from ..store.events import DERIVED_PREFIX
 
 #: All integers up to this are exact as float64.
 EXACT_INTEGER: Final = 2**53
@@ -63,7 +64,7 @@ def payload_of(
     oddities: list[str] = []
     on_device: dict[str, object] = {}
     texts: dict[str, str] = {}
-    for name, value in _flattened(metrics):
+    for name, value in _flattened(metrics, oddities):
         if type(value) is float:
             names.append(name)
             values.append(value)
@@ -142,10 +143,10 @@ def is_exact(value: int) -> bool:
 
 
 def are_texts(names: tuple[Any, ...]) -> bool:
-    """Whether all names are text that UTF-8 can encode. A repeated set of names is checked only once."""
+    """Whether all names are text that UTF-8 can encode, and none is reserved. A repeated set is checked only once."""
     if names in _checked_names:
         return True
-    if not all(type(name) is str and name == as_text(name) for name in names):
+    if not all(type(name) is str and name == as_text(name) and not name.startswith(DERIVED_PREFIX) for name in names):
         return False
     if len(_checked_names) >= _MOST_CHECKED:
         _checked_names.clear()
@@ -221,15 +222,24 @@ _MOST_CHECKED: Final = 1_000
 _checked_names: Final[set[tuple[Any, ...]]] = set()
 
 
-def _flattened(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def _flattened(metrics: Mapping[str, Any], oddities: list[str], prefix: str = "") -> Iterable[tuple[str, Any]]:
     are_names = not prefix and are_texts(tuple(metrics))
     for key, value in metrics.items():
         name = key if are_names else f"{prefix}{as_text(key)}"
         # Checking whether a number or a tensor is a Mapping takes longer than recording it.
         if type(value) is float or hasattr(value, "item") or not isinstance(value, Mapping):
-            yield name, value
+            yield _free(name, oddities), value
         else:
-            yield from _flattened(value, f"{name}/")
+            yield from _flattened(value, oddities, f"{name}/")
+
+
+def _free(name: str, oddities: list[str]) -> str:
+    """Return a name that is not reserved, and note if it is another one."""
+    if not name.startswith(DERIVED_PREFIX):
+        return name
+    free = name.replace("/", "_", 1)
+    oddities.append(f"metric {name!r} begins as what rules compute does; recorded as {free!r}")
+    return free
 
 
 def _number(value: Any) -> float | int | str | None:

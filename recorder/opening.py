@@ -280,7 +280,7 @@ def _engine(policy: Policy, plan: Plan) -> Engine:
     # A run without rules does not load the rule engine.
     from ..rules.engine.engine import Engine
 
-    return Engine(policy, plan)
+    return Engine(policy, plan, records=True)
 
 
 def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Policy | None, *, is_sure: bool) -> Opening:
@@ -323,7 +323,8 @@ def _resumed_run(store: Path, point: ResumePoint, attempt: Attempt, policy: Poli
 
         for earlier in info.attempts:
             require_semantics(earlier, folder)
-        engine = resumed_engine(policy, attempt.plan, ancestry(snapshot, attempt, samples=policy.reads_samples))
+        earlier_events = ancestry(snapshot, attempt, samples=policy.reads_samples)
+        engine = resumed_engine(policy, attempt.plan, earlier_events, records=True)
     tally = tally_of(snapshot, DECIDING_RANK, lineage_of(info.attempts, attempt))
     position = Position(from_step, attempt.plan.steps_per_epoch, epoch, from_step, 0, tally=tally)
     if point.epochs_begun is not None:

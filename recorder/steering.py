@@ -70,6 +70,7 @@ class Steering:
         reads: The metrics that the rules read.
         reads_ranks: Whether the rules read all ranks.
         reads_at_evaluations: Those that no rule with another trigger than ``on_evaluate`` reads.
+        derived: The values that the run records of definitions and states, until they are written.
         observe: Returns what rules decide at an event that is already in the journal. It is replaced for as long as a
             stop waits for the loop, so that other events cost no check.
     """
@@ -87,6 +88,7 @@ class Steering:
         self._advice = advice
         self._engine = engine
         self._policy = engine.policy
+        self.derived = engine.derived
         self.reads_samples = engine.policy.reads_samples
         read = frozenset(key.name for key in engine.policy.blueprint.needs if not key.is_derived)
         families = frozenset(key.name for key in engine.policy.blueprint.families)

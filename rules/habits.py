@@ -208,7 +208,6 @@ ROOT_KEYS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("parameters", "variables", "vars", "constants"), "params"),
     "actions": "operations",
     **dict.fromkeys(("definitions", "defs", "let", "aliases", "expressions", "macros", "recording_rules"), "define"),
-    "record": "Write define: {name: expression}.",
     "groups": "controllers",
     **dict.fromkeys(("state_machine", "phases", "classes"), "states"),
     "series": "Leave it out: 'steptape check --against RUNS' finds a name that no run has.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import DamagedLog
-from .events import ENVELOPE
+from .events import DERIVED_PREFIX, ENVELOPE
 from .run_folder import COLUMNS_JSON, read_file, replace_file
 
 #: Columns of the events table that are not metrics.
@@ -63,6 +63,11 @@ class Columns:
         """Return a copy without these metrics."""
         left_out = set(metrics)
         return Columns({metric: column for metric, column in self.by_metric.items() if metric not in left_out})
+
+    @property
+    def of_loop(self) -> dict[str, str]:
+        """The column of each metric that rules can read: without those that the run recorded of them."""
+        return {name: column for name, column in self.by_metric.items() if not name.startswith(DERIVED_PREFIX)}
 
     def by_column(self) -> dict[str, str]:
         """The metric of each column."""

@@ -28,7 +28,7 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
 A loop may emit kinds of its own at any place: ``custom:<name>``. People and steptape itself add ``annotation``,
 ``failure``, ``gap``, ``plan`` (what the loop declared late), ``agreement``, ``operation_applied`` and
 ``operation_refused``. The rule engine adds ``decision``,
-``cleared``, ``rule_error`` and ``rule_warning``.
+``cleared``, ``rule_error``, ``rule_warning`` and ``derived``.
 """
 
 from __future__ import annotations
@@ -79,8 +79,15 @@ NOTE_KINDS: Final = ("annotation", "failure", "gap", "plan", "agreement", "opera
 OPERATION_APPLIED: Final = "operation_applied"
 OPERATION_REFUSED: Final = "operation_refused"
 
-#: What the rule engine did, as the recorder logged it. The engine never reads these kinds.
-RULE_KINDS: Final = ("decision", "cleared", "rule_error", "rule_warning")
+#: What the rule engine did, as the recorder logged it.
+OUTCOME_KINDS: Final = ("decision", "cleared", "rule_error", "rule_warning")
+
+#: The kind of the events that hold values of definitions and states, and how the names of their metrics begin.
+DERIVED: Final = "derived"
+DERIVED_PREFIX: Final = "derived/"
+
+#: What the rule engine computed and decided. It never reads these kinds.
+RULE_KINDS: Final = (*OUTCOME_KINDS, DERIVED)
 
 #: All kinds that have a fixed name.
 KINDS: Final = frozenset((*LOOP_KINDS, *NOTE_KINDS, *RULE_KINDS))
@@ -114,6 +121,11 @@ CUSTOM_KIND: Final = re.compile(r"custom:[A-Za-z][A-Za-z0-9_.-]*")
 def is_loop_kind(kind: str) -> bool:
     """Whether training loops emit this kind, so that it can trigger a rule: one of ``LOOP_KINDS``, or a custom one."""
     return kind in _LOOP_KINDS or kind.startswith(CUSTOM)
+
+
+def holds_series(kind: str) -> bool:
+    """Whether the metrics of such events are series to show: those of the loop, and what rules computed of them."""
+    return kind == DERIVED or is_loop_kind(kind)
 
 
 def is_kind(kind: str, known: Collection[str] = KINDS) -> bool:

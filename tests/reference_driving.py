@@ -22,7 +22,7 @@ from steptape.rules.engine.decisions import Cleared, Decision, RuleError, outcom
 from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import Policy, parse_policy
-from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, RULE_KINDS, Event
+from steptape.store.events import AWAITED, BY_CALL, LATE_FOR, OUTCOME_KINDS, RULE_KINDS, Event
 from steptape.store.plan import Plan
 from steptape.store.run import Run
 from steptape.store.run_info import Attempt, PolicyRecord
@@ -220,12 +220,12 @@ def _feed(rec: Recorder, events: Sequence[Event]) -> None:
 def live_disagreement(store: Path, text: str, plan: Plan, events: Sequence[Event], cut: int | None) -> str:
     """Return how a recorded run differs from the reference: in what was decided live, or in its replay."""
     run = record(store, text, plan, events, cut)
-    facts = [event for event in run.events() if event.kind not in RULE_KINDS]
+    facts = [event for event in run.events() if event.kind not in OUTCOME_KINDS]
     kept = {(event.attempt, event.seq) for event in facts} | {(0, -1)}
     plan = run.info.last.plan
     whole = _joined(facts)
     told = by_controller(expected(text, plan, whole))
-    logged = [outcome_from_event(event) for event in run.events(attempts="all") if event.kind in RULE_KINDS]
+    logged = [outcome_from_event(event) for event in run.events(attempts="all") if event.kind in OUTCOME_KINDS]
     noted = outcomes_of(outcome for outcome in logged if (outcome.attempt, outcome.seq) in kept)
     if found := difference(by_controller(noted), told, has_seq=False):
         return f"live\n{found}"

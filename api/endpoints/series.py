@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...store.arrow_tables import rows_at, rows_where
 from ...store.errors import TelemetryError
-from ...store.events import is_loop_kind
+from ...store.events import holds_series
 from ...store.reading.plot_data import (
     Axis,
     axis_column,
@@ -377,7 +377,7 @@ def _drawn(snapshot: Snapshot, query: WindowsQuery) -> list[_Drawn]:
     table = effective_rows(of_rank(snapshot, query.rank).events_table(wanted), cuts)
     table = table.filter(table[column].is_valid())
     kinds = table["kind"].unique().to_pylist() if query.kind is None else [query.kind]
-    found = ((kind, rows_where(table, "kind", kind)) for kind in kinds if is_loop_kind(kind))
+    found = ((kind, rows_where(table, "kind", kind)) for kind in kinds if holds_series(kind))
     return [_drawn_of_kind(kind, rows, column, query.points) for kind, rows in found if rows.num_rows]
 
 

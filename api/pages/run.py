@@ -78,7 +78,7 @@ def run_data(snapshot: Snapshot) -> JsonObject:
         "id": snapshot.info.run_id,
         "name": snapshot.shown.name,
         "metrics": metrics,
-        "leading": leading_metric(metrics),
+        "leading": leading_metric(list(snapshot.columns.of_loop)),
         "live": snapshot.is_live,
         "attempts": [
             {"attempt": attempt.attempt, "from_step": attempt.from_step} for attempt in snapshot.info.attempts[1:]

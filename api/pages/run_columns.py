@@ -126,7 +126,7 @@ def judged_by(entries: Sequence[Entry]) -> Objective | None:
 
     Of many runs some are sampled evenly.
     """
-    found = Counter(filter(None, (_guessed(frozenset(entry.columns.by_metric)) for entry in _sample(entries))))
+    found = Counter(filter(None, (_guessed(frozenset(entry.columns.of_loop)) for entry in _sample(entries))))
     return found.most_common(1)[0][0] if found else None
 
 
@@ -159,7 +159,7 @@ def _are_names(distinct: Collection[Any], runs: int) -> bool:
 def first_columns(entries: Sequence[Entry]) -> list[TableColumn]:
     """Return the columns that a table of these runs has unasked."""
     judged, sample = judged_by(entries), _sample(entries)
-    metric = judged.metric if judged else leading_metric([name for entry in sample for name in entry.columns.by_metric])
+    metric = judged.metric if judged else leading_metric([name for entry in sample for name in entry.columns.of_loop])
     best: Literal["min", "max"] = "max" if judged and judged.mode == "max" else "min"
     fields: list[Field | None] = [Field("run", "status")]
     fields += [] if metric is None else [Field("metric", metric), Field(best, metric), None]
@@ -237,7 +237,7 @@ def _cells(column: TableColumn, entries: Sequence[Entry]) -> Iterator[TableCell]
 
 
 def _leading(entry: Entry) -> str:
-    return leading_metric(list(entry.columns.by_metric)) or ""
+    return leading_metric(list(entry.columns.of_loop)) or ""
 
 
 def _rules(entry: Entry) -> list[tuple[str, int, bool]]:

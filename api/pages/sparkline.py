@@ -62,12 +62,12 @@ def _remembered(folder: Path, _files: tuple[SealedFile, ...]) -> str:
 
 
 def _line(snapshot: Snapshot) -> str:
-    metric = leading_metric(list(snapshot.columns.by_metric))
+    metric = leading_metric(list(snapshot.columns.of_loop))
     return "" if metric is None else points_of(_values(snapshot, metric))
 
 
 def _values(snapshot: Snapshot, metric: str) -> list[float]:
-    column, cuts = snapshot.columns.by_metric[metric], effective_lineage(snapshot).cuts
+    column, cuts = snapshot.columns.of_loop[metric], effective_lineage(snapshot).cuts
     table = effective_rows(snapshot.events_table((column, *(PLACE if cuts else ()))), cuts)
     values: list[float] = table[column].drop_null().to_pylist()
     return values

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from ...store.event_json import event_to_line
-from ...store.events import RULE_KINDS, Event, is_kind, kind_advice
+from ...store.events import OUTCOME_KINDS, Event, is_kind, kind_advice
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import pause_after
 from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, snapshot_after
@@ -88,7 +88,7 @@ def event_line(event: Event) -> str:
     """
     attrs = {name: value for name, value in event.attrs.items() if name not in _KNOWN_ATTRS}
     parts = [f"step {event.step}", event.kind]
-    if event.kind in RULE_KINDS:
+    if event.kind in OUTCOME_KINDS:
         parts += [_outcome(event)]
     elif event.metrics or attrs:
         parts += [shown(dict(event.metrics) | attrs)]

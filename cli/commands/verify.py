@@ -49,6 +49,6 @@ def _print(verdict: Verification, as_json: bool) -> None:
         say(f"{verdict.run_id}: identical, {said}, digest {verdict.digest[:12]}{note}")
         return
     sides = verdict.difference.to_json()
-    say(f"{verdict.run_id}: DIFFERS at outcome {sides['position']} of attempt {sides['attempt']}{note}")
+    say(f"{verdict.run_id}: DIFFERS at {verdict.difference.place}{note}")
     say(f"  recorded: {sides['recorded'] or 'nothing more'}")
     say(f"  replayed: {sides['replayed'] or 'nothing more'}")

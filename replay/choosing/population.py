@@ -250,7 +250,7 @@ def _known_facts(snapshot: Snapshot) -> tuple[RunInfo, int | None, frozenset[str
     if length is None:
         steps = snapshot.events_table(["step"]).column("step").to_numpy()
         length = int(steps.max()) if len(steps) else None
-    return snapshot.info, length, frozenset(snapshot.columns.by_metric)
+    return snapshot.info, length, frozenset(snapshot.columns.of_loop)
 
 
 def certified_policy(certificate: Certificate, source: str) -> Policy:

@@ -382,7 +382,7 @@ def _named(runs: Iterable[Run], declared: Sequence[Objective]) -> tuple[list[Obj
     judging, recorded = list[Objective](), list[Collection[str]]()
     for run in runs:
         try:
-            names, source = run.read(lambda snapshot: (frozenset(snapshot.columns.by_metric), snapshot.info.source))
+            names, source = run.read(lambda snapshot: (frozenset(snapshot.columns.of_loop), snapshot.info.source))
         except TelemetryError:  # The pass over the runs gives the reason.
             continue
         recorded.append(names)

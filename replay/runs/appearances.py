@@ -113,7 +113,7 @@ class StreamAppearances:
 def nan_filtered_in(snapshot: Snapshot, renames: Renames = ()) -> tuple[str, ...]:
     """Return the metrics of an imported run whose tool replaced values that are not finite before it logged them."""
     names = (snapshot.info.source or {}).get("nan_filtered")
-    called = renames_in(snapshot.columns.by_metric, renames)
+    called = renames_in(snapshot.columns.of_loop, renames)
     return tuple(called.get(name, str(name)) for name in names) if isinstance(names, list) else ()
 
 

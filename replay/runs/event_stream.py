@@ -21,7 +21,17 @@ import numpy.typing as npt
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
-from ...store.events import AWAITED, LATE_FOR, PLAN, RANKS, RULE_KINDS, STEP_TIME, Event, awaited_names
+from ...store.events import (
+    AWAITED,
+    LATE_FOR,
+    OUTCOME_KINDS,
+    PLAN,
+    RANKS,
+    RULE_KINDS,
+    STEP_TIME,
+    Event,
+    awaited_names,
+)
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import collection_paused
 from ...store.parquet.event_rows import EventList, EventRows, Numbers, with_columns
@@ -262,7 +272,7 @@ def event_stream(
     recorded: Sequence[Event] = ()
     facts = with_columns(events)
     if not set(RULE_KINDS).isdisjoint(facts.coded_kinds[1]):
-        facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(RULE_KINDS)
+        facts, recorded = facts.of_kinds(RULE_KINDS, others=True), facts.of_kinds(OUTCOME_KINDS)
     # The engine takes the values of a single process for those of all ranks.
     gathered = {} if plan.world_size == 1 or not names else _gathered(facts, others, frozenset(names))
     return EventStream(facts, recorded, gathered, plans, unplaced)
@@ -342,7 +352,7 @@ def read_lineage(
         renames: The metrics to rename.
         ranks: The metrics that rules read on all ranks.
     """
-    called = renames_in(snapshot.columns.by_metric, renames)
+    called = renames_in(snapshot.columns.of_loop, renames)
     events, rolled_back = _lineage(snapshot, samples=samples)
 
     def others() -> dict[int, Sequence[Event]]:
@@ -373,7 +383,7 @@ def read_metrics(snapshot: Snapshot, metrics: Collection[str], renames: Renames 
     known = renamed_columns(snapshot, renames)
     names = {column: name for name, column in known.items() if name in metrics}
     rows, info = rows_along(snapshot, DECIDING_RANK, names), snapshot.info
-    unplaced = _unplaced_in(snapshot, renames_in(snapshot.columns.by_metric, renames))
+    unplaced = _unplaced_in(snapshot, renames_in(snapshot.columns.of_loop, renames))
     return event_stream(rows, plan=info.last.plan, plans=info.earlier_plans, unplaced=unplaced)
 
 
@@ -443,7 +453,7 @@ def renamed_at_import(source: Mapping[str, object] | None) -> Renames:
 
 def renamed_columns(snapshot: Snapshot, renames: Renames) -> dict[str, str]:
     """Return the column of each metric that a run recorded, by the metric's new name."""
-    columns = snapshot.columns.by_metric
+    columns = snapshot.columns.of_loop
     called = renames_in(columns, renames)
     return {called.get(name, name): column for name, column in columns.items()}
 
@@ -474,7 +484,7 @@ def _recorded_until(runs: Iterable[Run], asked: set[str]) -> set[str]:
         if asked <= names:
             break
         with suppress(TelemetryError):
-            names.update(run.snapshot().columns.by_metric)
+            names.update(run.snapshot().columns.of_loop)
     return names
 
 

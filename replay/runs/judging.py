@@ -132,7 +132,7 @@ def background_of(snapshot: Snapshot, settings: BacktestSettings) -> RunBackgrou
     """Return what is known of a run apart from its events."""
     info, renames, family = snapshot.info, settings.renames, settings.family
     plan = plan_of(info, by_length=settings.plans_by_length)
-    study, called = objective_of_study(info.source), renames_in(snapshot.columns.by_metric, renames)
+    study, called = objective_of_study(info.source), renames_in(snapshot.columns.of_loop, renames)
     return RunBackground(
         run_id=info.run_id,
         name=snapshot.shown.name,

@@ -1,20 +1,31 @@
-"""Proves that a replay repeats what the rules decided live: compares recorded and replayed outcomes, and digests."""
+"""Proves that a replay repeats what the rules decided and computed live: compares both, and digests."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...rules.engine.decisions import Decision, Outcome, canonical_line, decision_digest, outcome_from_event
+from ...rules.engine.decisions import (
+    Decision,
+    DerivedValues,
+    Outcome,
+    Scalar,
+    canonical_line,
+    decision_digest,
+    derived_from_event,
+    outcome_from_event,
+)
 from ...rules.engine.engine import resumed_engine
 from ...rules.policy_file.declarations import require_semantics
 from ...rules.policy_file.policy import Policy, parse_policy
 from ...store.errors import TelemetryError
-from ...store.events import RANKS, RULE_KINDS, STEP_TIME, Event
+from ...store.events import DERIVED, OUTCOME_KINDS, RANKS, RULE_KINDS, STEP_TIME, Event
 from ...store.lineage import DECIDING_RANK, ancestors_of
 from ...store.own_process import collection_paused
 from ...store.parquet.digests import Digests, faults_of, kept_log_digest, read_digests, unchanged_streams
@@ -27,22 +38,36 @@ from ...store.run_info import LIVE_STATUSES, Attempt
 _UNSEALED: Final = "no log digest yet"
 
 
+#: What a replay repeats: an outcome, or the values that definitions and states had at an event.
+_Repeated = Outcome | DerivedValues
+
+#: How far a derived value may differ. The exp and log of C libraries differ in the last bit.
+_TOLERANCE: Final = 1e-12
+
+
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first outcome in which record and replay differ.
+    """The first outcome, or the first derived values, in which record and replay differ.
 
     Attributes:
         attempt: The attempt.
-        position: Index among the attempt's outcomes.
-        recorded, replayed: The outcome on each side; None where that side has no more.
-        seq: ``seq`` of the recorded outcome's own event; None where the record has no more.
+        position: Index among the attempt's outcomes, or among its ``derived`` events.
+        recorded, replayed: The outcome or the values on each side; None where that side has no more.
+        seq: ``seq`` of the recorded one's own event; None where the record has no more.
     """
 
     attempt: int
     position: int
-    recorded: Outcome | None
-    replayed: Outcome | None
+    recorded: _Repeated | None
+    replayed: _Repeated | None
     seq: int | None = None
+
+    @property
+    def place(self) -> str:
+        """Words for where it is."""
+        derived = next((each for each in (self.recorded, self.replayed) if isinstance(each, DerivedValues)), None)
+        what = f"outcome {self.position}" if derived is None else f"the derived values of step {derived.step}"
+        return f"{what} of attempt {self.attempt}"
 
     def to_json(self) -> dict[str, object]:
         """Return both sides in canonical form."""
@@ -50,9 +75,18 @@ class Mismatch:
             "attempt": self.attempt,
             "position": self.position,
             "seq": self.seq,
-            "recorded": None if self.recorded is None else canonical_line(self.recorded),
-            "replayed": None if self.replayed is None else canonical_line(self.replayed),
+            "recorded": _line(self.recorded, self.replayed),
+            "replayed": _line(self.replayed, self.recorded),
         }
+
+
+def _line(each: _Repeated | None, other: _Repeated | None) -> str | None:
+    """Return one side in canonical form: of derived values those in which the sides differ."""
+    if not isinstance(each, DerivedValues):
+        return None if each is None else canonical_line(each)
+    others = other.by_name() if isinstance(other, DerivedValues) else {}
+    named = each.by_name()
+    return json.dumps({name: value for name, value in named.items() if not _is_same(value, others.get(name))} or named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +173,21 @@ def _verification(snapshot: Snapshot, kept: Digests) -> Verification:
 
     for attempt in info.attempts:
         own = [event for event in events if event.attempt == attempt.attempt]
-        recorded = [(event.seq, _recorded(event)) for event in own if event.kind in RULE_KINDS]
+        recorded = [(event.seq, _recorded(event)) for event in own if event.kind in OUTCOME_KINDS]
+        derived = [(event.seq, derived_from_event(event)) for event in own if event.kind == DERIVED]
         recorded_all += [outcome for _, outcome in recorded]
         fault = _fault(attempt, own, is_imported=info.source is not None)
         if fault:
             return verdict(fault=fault)
-        replayed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
-        difference = _first_difference(attempt.attempt, recorded, replayed)
-        if difference is not None and _is_cut_short(_status_of(attempt, snapshot), own, recorded, replayed):
-            notes.append("the run was cut off between an event and its decisions")
-        elif difference is not None:
-            return verdict(difference)
+        replayed, computed = _replayed(attempt, policies[attempt.attempt], info.attempts, events)
+        sides: list[tuple[Sequence[tuple[int, _Repeated]], Sequence[_Repeated]]]
+        sides = [(recorded, replayed), (derived, computed)]
+        for had, made in sides:
+            difference = _first_difference(attempt.attempt, had, made)
+            if difference is not None and _is_cut_short(_status_of(attempt, snapshot), own, had, made):
+                notes.append("the run was cut off between an event and its decisions")
+            elif difference is not None:
+                return verdict(difference)
         fault = _digest_fault(attempt, [outcome for _, outcome in recorded])
         fault = fault or _gathered_fault(attempt.attempt, own, snapshot)
         if fault:
@@ -268,23 +306,46 @@ def _policy_of(attempt: Attempt, folder: Path) -> Policy | None:
 
 def _replayed(
     attempt: Attempt, policy: Policy | None, attempts: tuple[Attempt, ...], events: list[Event]
-) -> list[Outcome]:
+) -> tuple[list[Outcome], list[DerivedValues]]:
+    """Return the outcomes of an attempt, and the values of definitions and states that it records."""
     if policy is None:
-        return []
-    engine = resumed_engine(policy, attempt.plan, ancestors_of(attempts, attempt, events))
+        return [], []
+    engine = resumed_engine(policy, attempt.plan, ancestors_of(attempts, attempt, events), records=True)
     outcomes = list(engine.start())
     for event in events:
         if event.attempt == attempt.attempt and event.kind not in RULE_KINDS:
             outcomes += engine.observe(event)
-    return outcomes
+    return outcomes, engine.derived
 
 
-def _first_difference(attempt: int, recorded: list[tuple[int, Outcome]], replayed: list[Outcome]) -> Mismatch | None:
+def _first_difference(
+    attempt: int, recorded: Sequence[tuple[int, _Repeated]], replayed: Sequence[_Repeated]
+) -> Mismatch | None:
     for position, (kept, made) in enumerate(itertools.zip_longest(recorded, replayed)):
         seq, outcome = kept or (None, None)
-        if outcome is None or made is None or _identity(outcome) != _identity(made):
+        if outcome is None or made is None or not _agree(outcome, made):
             return Mismatch(attempt, position, outcome, made, seq)
     return None
+
+
+def _agree(recorded: _Repeated, replayed: _Repeated) -> bool:
+    if isinstance(recorded, DerivedValues) and isinstance(replayed, DerivedValues):
+        ours, others = recorded.by_name(), replayed.by_name()
+        places = [(each.step, each.epoch, each.value_lag) for each in (recorded, replayed)]
+        return (
+            places[0] == places[1]
+            and ours.keys() == others.keys()
+            and all(_is_same(ours[name], others[name]) for name in ours)
+        )
+    if isinstance(recorded, DerivedValues) or isinstance(replayed, DerivedValues):
+        return False
+    return _identity(recorded) == _identity(replayed)
+
+
+def _is_same(one: Scalar, other: Scalar) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=_TOLERANCE) or (math.isnan(one) and math.isnan(other))
+    return one == other
 
 
 def _identity(outcome: Outcome) -> tuple[object, ...]:
@@ -293,7 +354,7 @@ def _identity(outcome: Outcome) -> tuple[object, ...]:
 
 
 def _is_cut_short(
-    status: str, events: list[Event], recorded: list[tuple[int, Outcome]], replayed: list[Outcome]
+    status: str, events: list[Event], recorded: Sequence[tuple[int, _Repeated]], replayed: Sequence[_Repeated]
 ) -> bool:
     """Whether the log of a run that was killed (or still writes) ends before the decisions at its last event."""
     if status not in ("crashed", *LIVE_STATUSES) or len(recorded) >= len(replayed):

@@ -346,7 +346,7 @@ class RunSweeper:
             )
             for one, can_fire, (policy, _) in zip(found, could_fire, self.varied, strict=True)
         )
-        known = frozenset((*snapshot.columns.by_metric, *names))
+        known = frozenset((*snapshot.columns.of_loop, *names))
         facts = MemberFacts(info, background.log_digest, known, values[np.isfinite(values)])
         return _ReadRun(swept, facts if self.certifies else None)
 
@@ -389,7 +389,7 @@ def check_declared(declared: Sequence[Objective], swept: Sequence[SweptRun], run
 def evaluated_by(run: Run) -> set[str]:
     """Return all metrics that a run evaluated; nothing if it cannot be read."""
     try:
-        stream = run.read(lambda snapshot: read_metrics(snapshot, snapshot.columns.by_metric))
+        stream = run.read(lambda snapshot: read_metrics(snapshot, snapshot.columns.of_loop))
     except TelemetryError:
         return set()
     return {name for name in stream.facts.metrics if len(stream.values_at("evaluate", name).rows)}
@@ -397,4 +397,4 @@ def evaluated_by(run: Run) -> set[str]:
 
 def _is_judged(snapshot: Snapshot, stream: EventStream) -> bool:
     """Whether a run recorded a step or any metric."""
-    return len(stream.rows("step_end")) > 0 or (len(stream) > 0 and bool(snapshot.columns.by_metric))
+    return len(stream.rows("step_end")) > 0 or (len(stream) > 0 and bool(snapshot.columns.of_loop))

@@ -1,25 +1,33 @@
 """What an engine computes of events besides its rules: controller metrics, states, computed and admitted series.
 
 Metrics and states take an event before rules are asked, computed series after those that they are computed from, and
-admitted values once all controllers have been asked. Returns what is to be reported: first failures, and warnings of
-keys that no value of a metric has.
+recorded and admitted values once all controllers have been asked. Returns what is to be reported: first failures, and
+warnings of keys that no value of a metric has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import Any, Final, Protocol
 
-from ...store.events import Event, lag_of
+from ...store.events import DERIVED_PREFIX, Event, lag_of
 from ...store.plan import Plan
 from ..compiled.workspace import Cell, News, Series
 from ..errors import phrase, suggestion
 from ..functions.undefined import UNAVAILABLE
 from ..language.rule_parts import keys_read
-from ..policy_file.declarations import AdmittedSeries, Controller, MetricDeclaration, Rule, StateDeclaration
+from ..policy_file.declarations import (
+    AdmittedSeries,
+    Controller,
+    MetricDeclaration,
+    RecordedDefinition,
+    Rule,
+    StateDeclaration,
+)
 from ..policy_file.metrics import Metric
 from ..readings.metric import HeldState
-from .decisions import RuleError, RuleWarning, failure_text, outcome_fields
+from .decisions import DerivedValues, RuleError, RuleWarning, failure_text, outcome_fields
 
 _NAN: Final = float("nan")
 #: Values of a metric after which a key that none of them had is worth a warning.
@@ -201,10 +209,12 @@ class StateRunner:
 
     Attributes:
         name: Its name.
+        declaration: As given.
+        count: How often it was classified.
         error_count: How often a condition failed.
     """
 
-    __slots__ = ("_cell", "_conditions", "_declaration", "_held", "_source", "error_count", "name")
+    __slots__ = ("_cell", "_conditions", "_held", "_source", "count", "declaration", "error_count", "name")
 
     def __init__(
         self,
@@ -215,8 +225,8 @@ class StateRunner:
         source: str,
     ) -> None:
         self.name = declaration.name
-        self.error_count = 0
-        self._declaration = declaration
+        self.count = self.error_count = 0
+        self.declaration = declaration
         self._conditions = conditions
         self._cell = cell
         self._held = held
@@ -227,7 +237,8 @@ class StateRunner:
 
         Where a condition before it is undefined or fails, and where none is true, the state stays as it is.
         """
-        for (name, rule), condition in zip(self._declaration.classes, self._conditions, strict=True):
+        self.count += 1
+        for (name, rule), condition in zip(self.declaration.classes, self._conditions, strict=True):
             answer = answer_of(condition, event)
             if answer is None:
                 return ()
@@ -237,12 +248,17 @@ class StateRunner:
                 failure = failed_condition(self.name, rule, answer, event, source=self._source, where=where)
                 return (failure,) if self.error_count == 1 else ()
             if answer:
-                before = None if self._cell.value is UNAVAILABLE else self._cell.value
+                before = self.current
                 if name != before:
                     self._held.change(before, event)
                     self._cell.value = name
                 return ()
         return ()
+
+    @property
+    def current(self) -> str | None:
+        """Its class; None before the first."""
+        return None if self._cell.value is UNAVAILABLE else self._cell.value
 
     def renew(self) -> None:
         """Forget what was already reported."""
@@ -386,3 +402,82 @@ class Admissions:
         for computed in self.computed:
             computed.update(event)
         return failures
+
+
+# --- recorded values -------------------------------------------------------------------------------------------------
+
+
+class _RecordedState:
+    """One state that the run records, as the index of its class."""
+
+    __slots__ = ("_count", "_numbers", "_shown", "_state", "metric", "name")
+
+    def __init__(self, state: StateRunner) -> None:
+        self.name, self.metric = state.name, f"{DERIVED_PREFIX}{state.name}"
+        classes = dict.fromkeys(name for name, _ in state.declaration.classes)
+        self._state = state
+        self._numbers = {name: float(number) for number, name in enumerate(classes)}
+        self._count = 0
+        self._shown: str | None = None
+
+    def number(self) -> float | None:
+        """Return the index of its class, if it was classified since the last call."""
+        count, self._count = self._count, self._state.count
+        current = self._state.current
+        return None if count == self._count or current is None else self._numbers[current]
+
+    def news(self) -> str | None:
+        """Return its class, if that has changed since the last call."""
+        shown, self._shown = self._shown, self._state.current
+        return None if shown == self._shown else self._shown
+
+
+class RecordedValues:
+    """What events of one kind give the run to record."""
+
+    __slots__ = ("_definitions", "_known", "_states")
+
+    def __init__(self) -> None:
+        self._definitions: dict[Series, tuple[News, list[tuple[str, Callable[[Event], Any]]]]] = {}
+        self._known: set[str] = set()
+        self._states: list[_RecordedState] = []
+
+    def add_state(self, state: StateRunner) -> None:
+        """Record a state that these events classify."""
+        self._states.append(_RecordedState(state))
+
+    def add_definition(
+        self, recorded: RecordedDefinition, driver: Series, function: Callable[[CodeType], Callable[[Event], Any]]
+    ) -> None:
+        """Record a definition at each value of its driver, if this is not done yet."""
+        if recorded.name not in self._known:
+            self._known.add(recorded.name)
+            _, functions = self._definitions.setdefault(driver, (News(driver), []))
+            functions.append((f"{DERIVED_PREFIX}{recorded.name}", function(recorded.value.code)))
+
+    def values_at(self, event: Event) -> DerivedValues | None:
+        """Return the values at an event, as rules read them; None without any.
+
+        What is undefined, fails or is no number has no value.
+        """
+        names: list[str] = []
+        values: list[float] = []
+        for has_news, functions in self._definitions.values():
+            if has_news():
+                for name, function in functions:
+                    try:
+                        values.append(float(function(event)))
+                    except Exception:  # An expression may fail in any way; LookupError is an undefined value.
+                        continue
+                    names.append(name)
+        classes: dict[str, str] = {}
+        for state in self._states:
+            if (number := state.number()) is not None:
+                names.append(state.metric)
+                values.append(number)
+                if (current := state.news()) is not None:
+                    classes[state.name] = current
+        if not names:
+            return None
+        place = (event.seq, event.step, event.epoch, event.time_ns, event.elapsed_ns, lag_of(event))
+        return DerivedValues(*place, tuple(names), tuple(values), classes)

@@ -1,6 +1,6 @@
 """Decisions and what else rules give rise to: the types of outcomes, their encoding as events, and their digest.
 
-Encodes outcomes as attributes of events of the kinds in ``RULE_KINDS``, and as canonical lines under one digest.
+Encodes outcomes as attributes of events of the kinds in ``OUTCOME_KINDS``, and as canonical lines under one digest.
 Decodes recorded events to the same outcomes.
 """
 
@@ -134,6 +134,43 @@ class RuleWarning(_Outcome):
 
 
 Outcome = Decision | Cleared | RuleError | RuleWarning
+
+
+class DerivedValues(NamedTuple):
+    """The values that definitions and states had at one event, for the run to record. Rules never read them.
+
+    A NamedTuple, because there may be one for each step.
+
+    Attributes:
+        seq: The event's seq, or that of the event which ended the wait for late values.
+        step, epoch, time_ns, elapsed_ns: The event's.
+        value_lag: As for outcomes.
+        names: The metrics, each ``derived/NAME``.
+        values: The value of each. A state's is the index of its class, in the order of the file.
+        classes: The classes of the states that changed, by name.
+    """
+
+    seq: int
+    step: int
+    epoch: float | None
+    time_ns: int
+    elapsed_ns: int
+    value_lag: int
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    classes: Mapping[str, str]
+
+    def by_name(self) -> dict[str, Scalar]:
+        """Return the values and the classes by their names."""
+        return {**dict(zip(self.names, self.values, strict=True)), **self.classes}
+
+
+def derived_from_event(event: Event) -> DerivedValues:
+    """Decode the derived values that an event records."""
+    names, values = tuple(event.metrics), tuple(event.metrics.values())
+    place = (event.seq, event.step, event.epoch, event.time_ns, event.elapsed_ns, event.value_lag)
+    return DerivedValues(*place, names, values, event.attrs)
+
 
 _KINDS: Final[dict[type[Outcome], str]] = {
     Decision: "decision",

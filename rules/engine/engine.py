@@ -30,7 +30,7 @@ from ...store.run_info import Attempt
 from ..language.clock import Clock
 from ..policy_file.declarations import Declaration
 from ..policy_file.policy import Policy
-from .decisions import Outcome
+from .decisions import DerivedValues, Outcome
 from .event_fold import EventFold
 from .waiting_controllers import Held, WaitingGroups
 
@@ -55,6 +55,7 @@ class Engine:
         policy: The policy that decides.
         plan: What the loop declared: the length of the run, which ``TrainingState`` shows, and constants.
         earlier: What earlier attempts declared at their start, by attempt; the plan where that is unknown.
+        records: Whether to collect the values of the definitions and states that the run records.
     """
 
     def __init__(
@@ -62,9 +63,11 @@ class Engine:
         policy: Policy,
         plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
         earlier: Mapping[int, Plan] = MappingProxyType({}),
+        *,
+        records: bool = False,
     ) -> None:
         self.policy = policy
-        self._fold = EventFold(policy, plan, earlier)
+        self._fold = EventFold(policy, plan, earlier, records=records)
         self._has_started = False
         self._is_alone = self._fold.own is not None
         self._late = StepOrder(self._fold)
@@ -90,6 +93,11 @@ class Engine:
         if waits and (is_loop_kind(event.kind) or event.kind == PLAN):
             return self._late.observe(event)
         return self._fold.observe(event)
+
+    @property
+    def derived(self) -> list[DerivedValues]:
+        """The values to record, in order, until somebody removes them: always the same list."""
+        return self._fold.derived
 
     @property
     def idle_kinds(self) -> Collection[str]:
@@ -118,6 +126,7 @@ class Engine:
         self.start()
         for event in events:
             self.observe(event)
+            self.derived.clear()
         for kind, ask in asking.items():
             listeners[kind].ask = ask
         if not keeps_controllers:
@@ -144,7 +153,9 @@ class Engine:
         return self._fold.kinds_read(controller)
 
 
-def resumed_engine(policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt, Iterable[Event]]]) -> Engine:
+def resumed_engine(
+    policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt, Iterable[Event]]], *, records: bool = False
+) -> Engine:
     """Return the engine of an attempt that continues others, as of its first event.
 
     State comes back in this way live and in replay: it is never saved, but folded anew from the log.
@@ -154,9 +165,10 @@ def resumed_engine(policy: Policy, plan: Plan, ancestry: Iterable[tuple[Attempt,
         plan: The plan that the attempt declared.
         ancestry: The attempts that it continues, oldest first, each with its events that still count, as
             ``Run.ancestry`` returns them.
+        records: As for ``Engine``.
     """
     earlier = list(ancestry)
-    engine = Engine(policy, plan, {attempt.attempt: attempt.plan for attempt, _ in earlier})
+    engine = Engine(policy, plan, {attempt.attempt: attempt.plan for attempt, _ in earlier}, records=records)
     digests = [None if attempt.policy is None else attempt.policy.digest for attempt, _ in earlier]
     for (_, events), own, following in zip(earlier, digests, [*digests, policy.digest][1:], strict=True):
         engine.resume(events, keeps_controllers=own == following)
@@ -230,7 +242,7 @@ class StepOrder:
         self.backlog: deque[_Waiting] = deque()
         self._fold = fold
         policy = fold.policy
-        declared: list[Declaration] = [*policy.controllers, *policy.states, *policy.admitted]
+        declared: list[Declaration] = [*policy.controllers, *policy.states, *policy.admitted, *policy.recorded]
         self._groups = WaitingGroups(declared, is_alone=fold.own is not None)
         self._behind = Clock()
         self._awaited: frozenset[str] = frozenset()
@@ -276,6 +288,7 @@ class StepOrder:
         # Values of the waiting part are read at an earlier position than that of the clock: none is dropped here.
         fold.append(listener, metrics, event, trims=False)
         outcomes = fold.ask(listener, self._rules(event.kind, held, waits=False), event)
+        listener.record(event, fold.derived)
         return listener.admit(event, outcomes)
 
     def _arrive(self, event: Event) -> Sequence[Outcome]:
@@ -299,6 +312,7 @@ class StepOrder:
             whole = event if fold.own is None else fold.own.whole(event)
             listener = fold.listeners[event.kind]
             fold.append(listener, event.metrics, whole)
+            listener.record(whole, fold.derived)
             return listener.admit(whole, ())
         for earlier in backlog:
             if earlier is waiting:
@@ -362,13 +376,16 @@ class StepOrder:
             fold.append(listener, metrics, event)
             failures = () if waiting.is_lost else listener.compute(event)
             if not asks:
+                listener.record(event, [])
                 listener.admit(event, ())
                 return ()
             # The rules that read what is lost do not judge its event.
             unjudged = fold.reading(event.kind, waiting.awaited) if waiting.is_lost else ()
             numbers = self._rules(event.kind, held, waits=True)
             judged = tuple(number for number in numbers if number not in unjudged) if unjudged else numbers
-            return [*failures, *listener.admit(event, fold.ask(listener, judged, event))]
+            outcomes = fold.ask(listener, judged, event)
+            listener.record(event, [] if waiting.is_lost else fold.derived)
+            return [*failures, *listener.admit(event, outcomes)]
 
     def _rules(self, kind: str, held: Held, *, waits: bool) -> tuple[int, ...]:
         """Return the numbers of the rules at this kind of event that wait, or of those that do not."""

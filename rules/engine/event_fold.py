@@ -25,7 +25,7 @@ from ..policy_file.policy import Policy
 from ..readings.reading import SeriesKey
 from .computed_values import MetricRunner, StateRunner, expected_keys
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
-from .decisions import Outcome, RuleWarning
+from .decisions import DerivedValues, Outcome, RuleWarning
 from .gates import FiringGate, FiringLimits, Ladder, RaisedState, SpanTimer, shared_timers
 from .listeners import CachedAnswers, Listener, SeriesIntake
 from .outcomes import (
@@ -52,9 +52,11 @@ class EventFold:
         plan: What the loop declared at the start: the length of the run, which ``TrainingState`` shows, and constants.
             ``plan`` events update it until the next attempt begins.
         earlier: What earlier attempts declared at their start, by attempt.
+        records: Whether to collect the values of the definitions and states that the run records.
 
     Attributes:
         policy: The policy.
+        derived: These values, until somebody takes them.
         clock: Its position in the run.
         needs_clock: Whether anything reads the clock.
         listeners: What an event of each kind updates and asks.
@@ -68,8 +70,10 @@ class EventFold:
         policy: Policy,
         plan: Plan = Plan(),  # noqa: B008 - a Plan is immutable
         earlier: Mapping[int, Plan] = MappingProxyType({}),
+        *,
+        records: bool = False,
     ) -> None:
-        self.policy = policy
+        self.policy, self.derived = policy, list[DerivedValues]()
         blueprint = policy.blueprint
         clock = Clock(plan, blueprint.trackers(), earlier)
         self._workspace = Workspace(blueprint.names, blueprint.needs, clock, policy.reads_ranks, blueprint.families)
@@ -81,13 +85,17 @@ class EventFold:
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
         self._classifiers = [self._build_state(state) for state in policy.states]
+        recorded = policy.recorded if records else ()
+        for state in (each for each in self._classifiers if each.declaration in recorded):
+            for kind in self._reads[state.name]:
+                self.listeners[kind].values_to_record().add_state(state)
         self.has_metrics = bool(self._gauges or self._classifiers)
         # A training of one process has no agreements: its own values are those of all ranks.
         self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
             self.listeners[RANKS].gauges.append(self._workspace.ranks)
         self.cached = CachedAnswers()
-        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listeners, self.cached)
+        self._intake = SeriesIntake(blueprint, policy.source, self._workspace, self.listeners, self.cached, recorded)
         self._first_plan = plan
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._of_members: dict[str, MemberControllers] = {}
@@ -217,6 +225,8 @@ class EventFold:
         if kind == INIT_END:
             return _NOTHING
         outcomes = self.fold_values(listener, event)
+        if listener.recorded is not None:
+            listener.record(event, self.derived)
         return outcomes if listener.admissions is None else listener.admit(event, outcomes)
 
     def renew_controllers(self) -> None:

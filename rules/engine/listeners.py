@@ -16,10 +16,11 @@ from ..compiled.program import Feed, feed
 from ..compiled.workspace import SLACK, Member, Series, SeriesFamily, Workspace
 from ..language.name_patterns import matches
 from ..policy_file.blueprint import Admission, Blueprint, Computation
+from ..policy_file.declarations import Recorded, RecordedDefinition
 from ..readings.reading import ALSO_CALLED, SeriesKey
-from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge
+from .computed_values import Admissions, ComputedSeries, Gatekeeper, Gauge, RecordedValues
 from .controller_states import Ask, TriggeredController
-from .decisions import Outcome, RuleError, RuleWarning
+from .decisions import DerivedValues, Outcome, RuleError, RuleWarning
 
 #: Most names of metrics that are remembered for the warning about series that never appear.
 REMEMBERED_NAMES: Final = 1_000
@@ -67,6 +68,7 @@ class Listener:
         "gauges",
         "keeps_answers",
         "parts",
+        "recorded",
         "series",
         "until_trim",
         "waiting",
@@ -81,6 +83,7 @@ class Listener:
         self.computed: list[ComputedSeries] = []
         self.gauges: list[Gauge] = []
         self.admissions: Admissions | None = None
+        self.recorded: RecordedValues | None = None
         self.watches: list[TriggeredController] = []
         self.ask: Ask | None = None
         # The cached answers, while they are valid.
@@ -99,6 +102,16 @@ class Listener:
         """Let series of admitted values take theirs, after the outcomes of an event; return these, and failures."""
         failures = () if self.admissions is None else self.admissions.admit_values(event)
         return [*outcomes, *failures] if failures else outcomes
+
+    def values_to_record(self) -> RecordedValues:
+        """What events of this kind give the run to record."""
+        self.recorded = self.recorded or RecordedValues()
+        return self.recorded
+
+    def record(self, event: Event, derived: list[DerivedValues]) -> None:
+        """Add the values that the run records of an event, once rules have judged it."""
+        if self.recorded is not None and (made := self.recorded.values_at(event)) is not None:
+            derived.append(made)
 
 
 class CachedAnswers:
@@ -140,6 +153,7 @@ class SeriesIntake:
         workspace: Its series and families.
         listeners: What an event of each kind updates and asks; kinds join as series appear.
         cached: The cached answers, which end when a series appears.
+        recorded: What is to be recorded.
 
     Attributes:
         is_open: Whether an event may bring a series that has not appeared.
@@ -153,8 +167,10 @@ class SeriesIntake:
         workspace: Workspace,
         listeners: defaultdict[str, Listener],
         cached: CachedAnswers,
+        recorded: Sequence[Recorded],
     ) -> None:
         self._blueprint = blueprint
+        self._recorded = [each for each in recorded if isinstance(each, RecordedDefinition)]
         self._source = source
         self._workspace = workspace
         self._series = workspace.series
@@ -320,6 +336,11 @@ class SeriesIntake:
             for admission in self._blueprint.admissions:
                 self._admit(admission)
             self._compute_all(after_admission=True)
+        for recorded in self._recorded:
+            for kind in self._kinds_of(recorded.driver):
+                if kind != PLAN:
+                    values = self._listeners[kind].values_to_record()
+                    values.add_definition(recorded, self._series[recorded.driver], self._workspace.function)
 
     def _compute_all(self, *, after_admission: bool) -> None:
         for index, computation in enumerate(self._blueprint.computations):

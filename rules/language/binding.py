@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final, TypeGuard
 
-from ...store.events import LOOP_KINDS, STEP_TIME, is_kind
+from ...store.events import DERIVED_PREFIX, LOOP_KINDS, STEP_TIME, is_kind
 from .. import habits
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from ..functions.plain_functions import METHODS, Function
@@ -32,7 +32,7 @@ from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_
 from ..readings.window import TAKE_NUMBERS
 from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
 from .expressions import Expression, ExpressionFaults, expand, links_of
-from .name_patterns import is_pattern
+from .name_patterns import RESERVED, advice_on_reserved, is_pattern
 
 #: Expressions that give a number or a truth value, so that a series can be computed from them.
 _NUMERIC: Final = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.UnaryOp)
@@ -76,6 +76,9 @@ def bind(expression: Expression, scope: NameScope, *, is_condition: bool = True)
         scope = replace(scope, members=Members())
     found = _Meanings(expression)
     _bind(expression.tree, scope, found)
+    for node, name in found.named:
+        if name.startswith(DERIVED_PREFIX):
+            found.refuse(node, RESERVED, advice_on_reserved(name))
     if is_condition and not found.faults:
         _check_verdict(expression.tree, found)
     if found.faults:

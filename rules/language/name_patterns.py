@@ -6,8 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
+from ...store.events import DERIVED_PREFIX
+
 #: Stands for one or more characters of any kind.
 STAR: Final = "*"
+
+#: Why no rule reads a metric that begins with ``DERIVED_PREFIX``.
+RESERVED: Final = "a series that the run records of the rules themselves"
 
 #: The most members of a family.
 MAX_MEMBERS: Final = 1_000
@@ -20,6 +25,16 @@ def is_pattern(name: str) -> bool:
     (True, False)
     """
     return STAR in name
+
+
+def advice_on_reserved(name: str) -> str:
+    """Return what to write in place of a reserved name.
+
+    >>> advice_on_reserved("derived/ppl")
+    'Write ppl, the definition or state itself.'
+    """
+    own = name.removeprefix(DERIVED_PREFIX)
+    return f"Write {own}, the definition or state itself." if own.isidentifier() else "Write the definition itself."
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -16,7 +16,7 @@ from ..readings.fold import STREAK
 from ..readings.milestone import Milestone, MilestoneTracker
 from ..readings.past_decisions import FIRED_NOW, PastDecisions
 from ..readings.reading import Names, Need, SeriesKey
-from .declarations import AdmittedSeries, Controller, StateDeclaration
+from .declarations import AdmittedSeries, Controller, Recorded, RecordedDefinition, StateDeclaration
 
 #: Facts about the run for which an engine has to look at every event.
 _CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
@@ -128,13 +128,18 @@ def draw_blueprint(
     controllers: Sequence[Controller],
     states: Sequence[StateDeclaration],
     admitted: Sequence[AdmittedSeries],
+    recorded: Sequence[Recorded],
     names: Names,
 ) -> Blueprint:
     """Build the blueprint of a policy from its declarations, and the names that these were compiled with."""
     rules = [rule for controller in controllers for rule in controller.bound_rules]
     rules += [rule.bound for state in states for _, rule in state.classes]
     rules += [rule for series in admitted for rule in series.bound_rules]
+    definitions = [each for each in recorded if isinstance(each, RecordedDefinition)]
+    rules += [each.value.bound for each in definitions]
     needs = dependencies(rules)
+    for each in definitions:
+        needs.setdefault(each.driver, Need())
     for series in admitted:
         needs.setdefault(series.key, Need())
     for key in (key for controller in controllers for key in controller.series_named):
@@ -161,7 +166,9 @@ def draw_blueprint(
         names.cell_of(state.name)
         names.state_of(state.name)
     counting = dict(_counting(controllers, states))
+    facts = {reference.fact for rule in rules for reference in rule.references.values()}
     needs_clock = bool(counting) or any(need.reach for need in needs.values()) or any(map(_is_clocked, controllers))
+    needs_clock |= not facts.isdisjoint(_CLOCKED_FACTS)
     families = _families(needs, computations.values())
     return Blueprint(
         names, needs, tuple(computations.values()), tuple(admissions), asked, families, needs_clock, counting
@@ -272,10 +279,5 @@ def _keeps_its_answer(question: TriggeredRule) -> bool:
 def _is_clocked(controller: Controller) -> bool:
     spans = [controller.hold, None if controller.cooldown is None else controller.cooldown.span]
     spans += [] if controller.escalation is None else [controller.escalation.forget_after]
-    references = (reference for rule in controller.bound_rules for reference in rule.references.values())
     # What is made up of the values of one rank takes them from every event.
-    return (
-        bool(controller.ranks)
-        or any(span is not None and span.unit is not Unit.STEPS for span in spans)
-        or any(reference.fact in _CLOCKED_FACTS for reference in references)
-    )
+    return bool(controller.ranks) or any(span is not None and span.unit is not Unit.STEPS for span in spans)

@@ -212,6 +212,30 @@ class AdmittedSeries:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedDefinition:
+    """A name of ``record`` that is a definition.
+
+    Attributes:
+        name: The name.
+        value: Its expression.
+        driver: The series of the run's events at whose values it is recorded.
+    """
+
+    name: str
+    value: Rule
+    driver: SeriesKey
+
+    @property
+    def bound_rules(self) -> tuple[BoundRule, ...]:
+        """Its expression."""
+        return (self.value.bound,)
+
+
+#: What a run records under ``derived/NAME``.
+Recorded = RecordedDefinition | StateDeclaration
+
+
+@dataclass(frozen=True, slots=True)
 class ComputedCall:
     """An operation whose arguments are computed at each decision.
 
@@ -415,8 +439,8 @@ class RuleFile(Protocol):
         """Return the effect on the training loop of an operation."""
 
 
-#: What a file declares that has conditions.
-Declaration = Controller | StateDeclaration | AdmittedSeries
+#: What a file declares that has conditions, or is computed at events.
+Declaration = Controller | StateDeclaration | AdmittedSeries | RecordedDefinition
 
 #: The least and the greatest value of a metric.
 Ends = tuple[BoundRule, BoundRule]
@@ -440,6 +464,7 @@ class Declarations:
         operations: Operations, in file order; ``hfcontrols`` last unless the file declares it.
         admitted: The definitions that have ``admit``, by name.
         states: The states, by name.
+        recorded: The definitions and states that a run records.
         cooldowns: The cooldowns that controllers share, by name.
         controllers: Controllers, in file order.
     """
@@ -456,6 +481,7 @@ class Declarations:
     operations: tuple[OperationDeclaration, ...] = ()
     admitted: Mapping[str, AdmittedSeries] = field(default_factory=dict)
     states: Mapping[str, StateDeclaration] = field(default_factory=dict)
+    recorded: tuple[Recorded, ...] = ()
     cooldowns: Mapping[str, Span] = field(default_factory=dict)
     controllers: tuple[Controller, ...] = ()
 

@@ -17,8 +17,10 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
+from ...store.events import DERIVED_PREFIX
 from ..errors import ExpressionError, PolicyProblem, phrase, suggestion
 from ..language.bound_rule import BoundRule, NameScope
+from ..language.name_patterns import RESERVED, advice_on_reserved
 from ..readings.reading import Param
 from .classes import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
 from .document import Document, Place
@@ -118,6 +120,8 @@ class FieldReader:
 
     def note_series(self, node: Node, name: str) -> None:
         """Note that a scalar is the name of a series."""
+        if name.startswith(DERIVED_PREFIX):
+            self.refuse(node, "", RESERVED, advice_on_reserved(name))
         self.series_places.append(SeriesPlace(node, 0, len(name), name, NameForm.PLAIN))
 
     def note_expression(self, node: yaml.ScalarNode, bound: BoundRule, offset: int = 0) -> None:

@@ -36,7 +36,7 @@ WITHOUT: Final = "without"
 _RESOLVED: Final = (EXTENDS, RENAME, WITHOUT)
 
 _MAPPINGS: Final = ("params", "define", "ranges", "states", "cooldowns")
-_LISTS: Final = ("series", "controller_metrics", "operations", "controllers")
+_LISTS: Final = ("controller_metrics", "operations", "record")
 _MAP: Final = "tag:yaml.org,2002:map"
 _SEQUENCE: Final = "tag:yaml.org,2002:seq"
 _TEXT: Final = "tag:yaml.org,2002:str"

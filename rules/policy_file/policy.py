@@ -36,6 +36,7 @@ from .declarations import (
     Ends,
     MetricDeclaration,
     OperationDeclaration,
+    Recorded,
     StateDeclaration,
     digest_of,
 )
@@ -45,7 +46,7 @@ from .full_text import check_renames, expanded, full_text, is_resolved, merged, 
 from .metrics import METRIC_CLASSES, Metric
 from .operations import DEFAULT_OPERATION, OPERATION_CLASSES, HFControls, LogControl, Operation
 from .sentences import Choices, choices_in, expand_sentences, is_sentence, sentences_in
-from .written_expressions import read_define, read_ranges
+from .written_expressions import read_define, read_ranges, read_record
 
 _SHIPPED: Final = Path(__file__).parents[1] / "policies"
 
@@ -68,8 +69,8 @@ class Policy:
     Attributes:
         source: The origin of the text, as error messages name it.
         text: The file, unchanged; if it extends another one or renames metrics, its full text.
-        digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name, description and ranges do
-            not count.
+        digest: SHA-256, in hexadecimal, of the policy's meaning; comments, blanks, name, description, ranges and what
+            is recorded do not count.
         name: As in the file; empty when absent.
         description: As in the file; empty when absent.
         params: Params with their values, overrides applied.
@@ -78,6 +79,7 @@ class Policy:
         admitted: The definitions that have ``admit``, in file order.
         metrics: Controller metrics, in file order.
         states: States, in file order.
+        recorded: The definitions and states that a run records.
         operations: Operations, in file order; ``hfcontrols`` is always among them.
         controllers: Controllers, in file order.
         blueprint: The parts that its engines share.
@@ -96,6 +98,7 @@ class Policy:
     admitted: tuple[AdmittedSeries, ...]
     metrics: tuple[MetricDeclaration, ...]
     states: tuple[StateDeclaration, ...]
+    recorded: tuple[Recorded, ...]
     operations: tuple[OperationDeclaration, ...]
     controllers: tuple[Controller, ...]
     blueprint: Blueprint = field(repr=False)
@@ -202,13 +205,14 @@ class Policy:
         states = tuple(state for state in self.states if any(state in each.states for each in controllers))
         admitted = tuple(series for series in self.admitted if any(series in each.admitted for each in controllers))
         read = {metric for each in controllers for rule in each.bound_rules for metric in rule.metrics}
-        blueprint = draw_blueprint(controllers, states, admitted, self.blueprint.names)
+        blueprint = draw_blueprint(controllers, states, admitted, (), self.blueprint.names)
         needs = {key: self.blueprint.needs[key] for key in blueprint.needs}
         return replace(
             self,
             digest=f"{self.digest}: {sorted(names)}",
             metrics=tuple(metric for metric in self.metrics if metric.name in read),
             states=states,
+            recorded=(),
             admitted=admitted,
             controllers=controllers,
             blueprint=replace(blueprint, needs=needs),
@@ -350,9 +354,10 @@ def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | 
         admitted=admitted,
         metrics=declared.metrics,
         states=states,
+        recorded=declared.recorded,
         operations=declared.operations,
         controllers=declared.controllers,
-        blueprint=draw_blueprint(declared.controllers, states, admitted, declared.names),
+        blueprint=draw_blueprint(declared.controllers, states, admitted, declared.recorded, declared.names),
         is_merged=is_merged,
     )
 
@@ -764,6 +769,7 @@ DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
     ),
     Key("ranges", read_ranges, "mapping | What metrics lie between, for `steptape check`."),
     Key("states", read_states, "mapping | Classes into which the run is sorted."),
+    Key("record", read_record, "list | Definitions and states that the run records, as series `derived/NAME`."),
     Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which rules can share."),
     Key("controllers", read_controllers, "list | The rules. A file without any decides nothing."),
 )

@@ -26,7 +26,16 @@ from ..language.rule_parts import example_values, leaves
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.reading import Names
 from ..readings.table import FUNCTIONS
-from .declarations import AdmittedSeries, Declarations, Ends, MessageField, MessageTemplate, Rule
+from .declarations import (
+    AdmittedSeries,
+    Declarations,
+    Ends,
+    MessageField,
+    MessageTemplate,
+    Recorded,
+    RecordedDefinition,
+    Rule,
+)
 from .document import Place
 from .fields import FieldReader, Fields, Key
 
@@ -364,6 +373,45 @@ def _admitted(nodes: Fields, declared: Declarations, reader: FieldReader) -> dic
         circle: list[str] = error.args[1][::-1]
         _refuse_circle(circle, nodes[circle[0]], reader)
     return read
+
+
+# --- record ---------------------------------------------------------------------------------------------------------
+
+
+def read_record(node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Declarations:
+    """Read the names of the definitions and states that a run records."""
+    names = {name: item for item in reader.items(node, where) if (name := reader.text(item, where)) is not None}
+    found = (_recorded(name, item, where, declared, reader) for name, item in names.items())
+    return replace(declared, recorded=tuple(filter(None, found)))
+
+
+def _recorded(name: str, node: yaml.Node, where: str, declared: Declarations, reader: FieldReader) -> Recorded | None:
+    scope = replace(declared.scope, above=declared.scope.controllers)
+    if name in scope.states:
+        return declared.states.get(name)
+    if name not in (*scope.definitions, *scope.admitted):
+        known = suggestion(name, [*scope.definitions, *scope.admitted, *scope.states])
+        reader.refuse(node, where, "no definition or state has this name", known)
+        return None
+    if scope.definitions.get(name, True) is None or (name in scope.admitted and name not in declared.admitted):
+        return None  # Its own fault is told where it is defined.
+    where = f"{where}, '{name}'"
+    value = read_rule(node, where, scope, declared, reader, is_condition=False)
+    if value is None:
+        return None
+    driver, bound = driver_of_the_run(value.bound) or value.bound.driver, value.bound
+    while driver is not None and driver.is_derived:
+        admitted = declared.admitted.get(driver.name)
+        driver = bound.derived[driver].driver if admitted is None else admitted.source
+    if bound.ranks:
+        reader.refuse(node, where, "a recorded definition reads values of its own rank only", shows=False)
+    elif driver is None:
+        reader.refuse(node, where, "it reads no series of the run, so it has no values of its own", shows=False)
+    elif all(isinstance(each, str) for each in example_values(bound.expression.tree, bound)):
+        reader.refuse(node, where, "it gives a text", "Record a number, or a state.", shows=False)
+    else:
+        return RecordedDefinition(name, value, driver.whole if driver.is_of_member else driver)
+    return None
 
 
 # --- ranges -------------------------------------------------------------------------------------------------------

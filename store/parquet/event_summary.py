@@ -19,7 +19,7 @@ import pyarrow as pa
 from ..columns import Columns
 from ..errors import TelemetryError
 from ..event_json import decoded_attrs, encoded_float
-from ..events import JsonObject, is_loop_kind
+from ..events import JsonObject, holds_series
 from ..journal.segment import Segment, readable
 from ..lineage import DECIDING_RANK, Lineage, lineage_of
 from ..run_folder import SUMMARY_JSONL, Listing, Stream, read_file, replace_file
@@ -424,7 +424,7 @@ class EventSummary:
 
             is_effective = self._add_rows(stream, rows, attrs_of)
             for layout, chosen in segment.by_layout():
-                if not layout.names or not is_loop_kind(layout.kind):
+                if not layout.names or not holds_series(layout.kind):
                     continue
                 own = segment.heads(layout, chosen)
                 own = own if is_effective is None else own[is_effective[chosen]]
@@ -456,7 +456,7 @@ class EventSummary:
             return decoded_attrs(text) if text else {}
 
         is_effective = self._add_rows(stream, rows, attrs_of)
-        counted = np.array([is_loop_kind(kind) for kind in rows.kinds], np.bool_)[rows.kind]
+        counted = np.array([holds_series(kind) for kind in rows.kinds], np.bool_)[rows.kind]
         counted = counted if is_effective is None else counted & is_effective
         present = set(table.column_names)
         for metric, column in columns.by_metric.items():

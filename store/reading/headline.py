@@ -238,13 +238,13 @@ class _HeadlineReader:
 
     def _trouble_behind(self, stop: _Decision) -> _Trouble | None:
         """Return the first series among those that the rule read whose newest value, at the order, is not finite."""
-        for metric, kind in _series_in(self._read_by(stop), self._snapshot.columns.by_metric):
+        for metric, kind in _series_in(self._read_by(stop), self._snapshot.columns.of_loop):
             if (found := _trouble_in(metric, self._values(metric), kind, stop.place)) is not None:
                 return found
         return None
 
     def _leading_trouble(self) -> _Trouble | None:
-        metric = leading_metric(list(self._snapshot.columns.by_metric))
+        metric = leading_metric(list(self._snapshot.columns.of_loop))
         return None if metric is None else _trouble_in(metric, self._values(metric))
 
     @staticmethod
@@ -317,7 +317,7 @@ class _HeadlineReader:
 
     def _best_words(self) -> Words:
         """Return the lowest loss of its evaluations, if it evaluated one."""
-        named = [name for name in self._snapshot.columns.by_metric if "loss" in name.casefold()]
+        named = [name for name in self._snapshot.columns.of_loop if "loss" in name.casefold()]
         for metric in sorted(named, key=lambda name: not re.search("eval|val|test", name.casefold()))[:_LOSSES]:
             table = self._values(metric)
             table = table.filter(pc.and_(pc.equal(table["kind"], "evaluate"), pc.is_finite(table["value"])))

@@ -174,7 +174,7 @@ def _number(epoch: float | None) -> int:
 
 def _course(snapshot: Snapshot, rank: int) -> RankCourse:
     lineage = snapshot.lineage
-    rates = [name for name in snapshot.columns.by_metric if name.rpartition("/")[2] in _LEARNING_RATES]
+    rates = [name for name in snapshot.columns.of_loop if name.rpartition("/")[2] in _LEARNING_RATES]
     reader = _CourseReader(rates)
     # Only a resume needs the samples.
     for event in snapshot.events(rank, samples=len(lineage.attempts) > 1):

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ..columns import Columns
 from ..errors import NotARun, QueryRefused
-from ..events import CUSTOM, LOOP_KINDS
+from ..events import CUSTOM, DERIVED, LOOP_KINDS
 from ..lineage import DECIDING_RANK, Cut
 from ..objects.mirror_access import fetch
 from ..parquet.tables import EVENT_FIELDS, METRICS_SCHEMA, SAMPLES_SCHEMA, VECTORS_SCHEMA, events_schema, require_own
@@ -244,7 +244,7 @@ FROM events WHERE kind = 'save' AND {runs.counting}
 
 
 def _metric_values(runs: ViewedRuns) -> str:
-    """One row for each value of each metric at the events of the loop."""
+    """One row for each value of each metric at the events of the loop, and of what rules computed at them."""
     held = f"SELECT * EXCLUDE (attrs, {ROLLED_BACK}) FROM all_events WHERE {runs.counting}"
     metrics = ", ".join(map(quoted_name, runs.columns.by_metric.values()))
     unpivoted = (
@@ -259,7 +259,7 @@ def _metric_values(runs: ViewedRuns) -> str:
     return f"""
 SELECT run_id, attempt, rank, kind, metric, seq, step, epoch, time_ns, elapsed_ns, value
 FROM ({values})
-WHERE kind IN ({", ".join(f"'{kind}'" for kind in LOOP_KINDS)}) OR starts_with(kind, '{CUSTOM}')
+WHERE kind IN ({", ".join(f"'{kind}'" for kind in (*LOOP_KINDS, DERIVED))}) OR starts_with(kind, '{CUSTOM}')
 """
 
 
