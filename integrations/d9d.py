@@ -18,7 +18,8 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Final, Self
 
 from ..recorder.advice import D9D
-from ..recorder.arguments import Arguments, completed
+from ..recorder.arguments import Arguments, Ranks, completed
+from ..recorder.ranks.rank import this_rank
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
@@ -232,8 +233,7 @@ class D9dRecorder:
         has_stopped = isinstance(error, StopTraining)
         if error is not None and not has_stopped:
             if self.rec is None and self._is_configuring:
-                with self._guard.trying("the failed configuration is not recorded"):
-                    self._open(self._newest_checkpoint())
+                self._open_alone()
             if self.rec is not None:
                 if self._phase:
                     self.rec.annotate(f"the job failed in {self._phase}", phase=self._phase)
@@ -292,6 +292,16 @@ class D9dRecorder:
         state = self._kept_state(step) if run_id is None else None
         self.rec = self._guard.opened(self._store, state, {"rules": self._rules, **own})
         return self.rec
+
+    def _open_alone(self) -> None:
+        """Open the run of a configuration that has failed, on rank 0: whether other ranks have failed is unknown."""
+        rank = this_rank()
+        if rank.decides:
+            self._arguments = {"ranks": Ranks(rank=0, world_size=rank.world_size), **self._arguments}
+            try:
+                self._open(self._newest_checkpoint())
+            except TelemetryError as error:  # The job's own failure passes on.
+                self._guard.warn(f"the failed configuration is not recorded: {error}")
 
     def _newest_checkpoint(self) -> Any:
         """Return what stands in for the schedule until d9d has loaded a checkpoint: the step of the newest one."""

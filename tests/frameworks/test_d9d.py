@@ -190,20 +190,25 @@ def test_a_configuration_that_fails_leaves_a_failed_run_that_names_its_stage(tmp
     assert [name for _, name in spans_of(run)] == ["contexts", "data", "model_stages"]
 
 
-def test_a_configuration_that_fails_before_its_events_leaves_a_failed_run(tmp_path: Path) -> None:
-    """Such as one whose process groups cannot be built."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_configuration_that_fails_before_its_process_groups_leaves_a_failed_run_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The failure passes on as it is, on each rank."""
 
     def fail() -> None:
         raise RuntimeError("no device")
 
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "2")
     job = configurator(tmp_path / "checkpoints")
     job.configure = fail
-    recorder = D9dRecorder(tmp_path / "runs")
-    with pytest.raises(RuntimeError, match="no device"), recorder:
+    with pytest.raises(RuntimeError, match="no device"), D9dRecorder(tmp_path / "runs", strict=True) as recorder:
         recorder.configure(job)
 
-    run = run_of(recorder)
-    assert (run.status, list(run.events())[-2].attrs["phase"]) == ("failed", "contexts")
+    runs = [*open_store(tmp_path / "runs")] if (tmp_path / "runs").exists() else []
+    assert [run.status for run in runs] == ["failed"] * (rank == 0)
+    assert all([*run.events()][-2].attrs["phase"] == "contexts" for run in runs)
 
 
 def test_a_configuration_that_hangs_leaves_a_run_that_shows_the_stages_before(tmp_path: Path) -> None:
