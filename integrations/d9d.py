@@ -367,7 +367,9 @@ class D9dRecorder:
 
         @functools.wraps(method)
         def timed(*arguments: Any, **named: Any) -> Any:
-            with contextlib.nullcontext() if self.rec is None else self.rec.span(name):
+            if self.rec is None or self.rec.is_closed:
+                return method(*arguments, **named)
+            with self.rec.span(name):
                 return method(*arguments, **named)
 
         return timed

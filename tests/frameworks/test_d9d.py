@@ -250,6 +250,18 @@ def test_garbage_collections_metric_reductions_and_traces_are_spans(tmp_path: Pa
     assert (tmp_path / "checkpoints" / "traces").is_dir()
 
 
+def test_what_a_trainer_does_after_the_block_is_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as an export, which loads the newest checkpoint."""
+    recorder = D9dRecorder(tmp_path / "runs")
+    with recorder:
+        trainer = recorder.configure(configurator(tmp_path / "checkpoints", recorder))
+        trainer.train()
+    with caplog.at_level(logging.WARNING, "steptape"):
+        trainer.export(tmp_path / "exported", load_checkpoint=True)
+
+    assert not caplog.records
+
+
 HALVED = """
 controllers:
   - {name: half, triggers: [on_step_end], rule: step == 5, operations: [lr.reduce(0.5)]}
