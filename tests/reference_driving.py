@@ -220,7 +220,7 @@ def _feed(rec: Recorder, events: Sequence[Event]) -> None:
 def live_disagreement(store: Path, text: str, plan: Plan, events: Sequence[Event], cut: int | None) -> str:
     """Return how a recorded run differs from the reference: in what was decided live, or in its replay."""
     run = record(store, text, plan, events, cut)
-    facts = [event for event in run.events() if event.kind not in OUTCOME_KINDS]
+    facts = [event for event in run.events() if event.kind not in RULE_KINDS]
     kept = {(event.attempt, event.seq) for event in facts} | {(0, -1)}
     plan = run.info.last.plan
     whole = _joined(facts)

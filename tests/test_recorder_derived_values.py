@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from drawing import examples
 from drawn_readings import FORMS, REDUCTIONS
@@ -157,6 +158,51 @@ def test_what_is_recorded_is_no_part_of_what_rules_mean(tmp_path: Path) -> None:
     with_none = load_policy(file_of(tmp_path, RULES.replace("record: [ppl, rise, phase]", "")))
 
     assert with_all.digest == with_none.digest
+
+
+def test_surogate_s_rules_record_what_surogate_logs(tmp_path: Path) -> None:
+    """Mean, greatest and slope of the last twenty norms, the phase, and the diagnostics of routing."""
+    norms = [1.0 + 0.1 * (step % 7) for step in range(60)]
+    routing = {"moe_aux_loss": 0.01, "moe_load_imbalance": 1.25, "moe_expert_utilization": 0.95}
+    with Recorder(tmp_path, rules="surogate", quiet=True) as rec:
+        for step, norm in enumerate(norms):
+            rec.step(loss=3 - 0.01 * step, grad_norm=norm, **routing)
+    (_, newest, _) = derived(open_run(rec.folder))[-1]
+
+    window = np.array(norms[-20:])
+    assert newest == pytest.approx(
+        {
+            "derived/norm_mean": window.mean(),
+            "derived/norm_max": window.max(),
+            "derived/norm_slope": np.polyfit(np.arange(20), window, 1)[0],
+            "derived/balance": 0.8,
+            "derived/utilization": 0.95,
+            "derived/aux_trend": 0.0,
+            "derived/phase": 1.0,
+        },
+        abs=1e-12,
+    )
+
+
+def test_nano_train_s_rules_record_the_tags_that_are_computed(tmp_path: Path) -> None:
+    """The average of the loss, perplexities, the gap, and what its health tags say of spikes and of NaN."""
+    with Recorder(tmp_path, rules="nano_train", quiet=True) as rec:
+        for _ in range(3):
+            rec.step({"loss": 1.0, "Gradients/clipped": 1.0})
+        rec.evaluate(eval_loss=1.5)
+        rec.step(loss=math.nan)
+    run = open_run(rec.folder)
+
+    names = ("train_loss", "train_ppl", "val_ppl", "gap", "spike_ratio", "clip_rate")
+    assert {name: curve(run, name)[0] for name in names} == {
+        "train_loss": (1, 1.0),
+        "train_ppl": (1, math.e),
+        "val_ppl": (3, math.exp(1.5)),
+        "gap": (3, 0.5),
+        "spike_ratio": (2, 1.0),
+        "clip_rate": (1, 1.0),
+    }
+    assert curve(run, "non_finite_loss") == [(1, 0.0), (2, 0.0), (3, 0.0), (4, 1.0)]
 
 
 # --- where it is seen ------------------------------------------------------------------------------------------------

@@ -244,6 +244,22 @@ def test_diagnoses_are_apart_from_the_groups(tmp_path: Path) -> None:
     assert "diagnosis" not in str(health_json(found)["groups"])
 
 
+def test_the_report_on_routing_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
+    """By the rules of Surogate, over a mixture of experts of which most came to idle."""
+    with Recorder(tmp_path, quiet=True) as rec:
+        for step in range(40):
+            load, used = (1.2, 0.95) if step < 10 else (15.0, 0.3)
+            rec.step(loss=2.0, moe_aux_loss=0.01, moe_load_imbalance=load, moe_expert_utilization=used)
+    found = health_of(open_run(rec.folder), load_policy("surogate"))
+
+    assert [(each.controller, each.state) for each in found.diagnoses if each.state.is_wrong] == [
+        ("diagnosis_experts_collapse", HealthState.CRITICAL),
+        ("diagnosis_routing_very_uneven", HealthState.CRITICAL),
+    ]
+    assert found.diagnoses[1].sentence.startswith("routing is very uneven: balance 0.2")
+    assert "Actions: raise router_aux_loss_coef" in found.diagnoses[1].sentence
+
+
 def test_a_rule_that_fails_is_not_evaluable(tmp_path: Path) -> None:
     """With its error as the reason."""
     policy = parse_policy(

@@ -108,6 +108,8 @@ class _SteeredTraining:
         if name == "probe":
             self.track.routing.append(message)
             return
+        if name.startswith("diagnosis_"):
+            return  # The report on routing is no event of the modules.
         if name == "phase":
             name = f"phase {message.split()[-1]}"
         elif name == "guard":
