@@ -113,6 +113,50 @@ LIGHTNING: Final = Advice(
     orders_steps=True,
 )
 
+KERAS: Final = Advice(
+    recorder="callback.recorder",
+    control="callback.recorder.control",
+    kinds={
+        "step_end": "model.fit(...)",
+        "evaluate": "model.fit with validation_data=",
+        "log": "model.fit(...)",
+        "save": "a ModelCheckpoint, or model.save(path) within model.fit",
+        "epoch_begin": "model.fit(...)",
+        "epoch_end": "model.fit(...)",
+    },
+    serve={
+        "stop": "Another callback takes model.stop_training back",
+        "save": _LATE.format("The callback"),
+        "evaluate": "Give SteptapeCallback validation_data=, or model.fit, which validates at the end of an epoch",
+        "stop_epoch": "Keras ends no epoch early",
+    },
+    handle=f"{_NO_HANDLER.format('Keras')}. Of the learning rate, it can change one that is no LearningRateSchedule",
+    epoch="Keras gives it where the training data have a length",
+    end="Log within model.fit",
+    orders_steps=True,
+)
+
+STABLE_BASELINES: Final = Advice(
+    recorder="callback.recorder",
+    control="callback.recorder.control",
+    kinds={
+        "step_end": "model.learn(...)",
+        "evaluate": "model.learn with an EvalCallback",
+        "log": "model.learn with a log_interval",
+        "save": "a CheckpointCallback, or model.save(path) within model.learn",
+    },
+    serve={
+        "stop": "An order at the last update of model.learn changes nothing",
+        "save": _LATE.format("The callback"),
+        "evaluate": "Give model.learn an EvalCallback",
+        "stop_epoch": "Stable-Baselines3 has no epochs",
+    },
+    handle=_NO_HANDLER.format("Stable-Baselines3"),
+    epoch="Stable-Baselines3 has no epochs: read the step",
+    end="Log within model.learn",
+    orders_steps=True,
+)
+
 D9D: Final = Advice(
     recorder="recorder.rec",
     control="recorder.rec.control",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
 
 #: Packages whose version matters to a training run. Recorded only if the loop has imported them.
-PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "numpy")
+PACKAGES: Final = ("torch", "transformers", "lightning", "accelerate", "keras", "stable_baselines3", "numpy")
 
 _GIT_TIMEOUT_S: Final = 5.0
 

@@ -285,8 +285,10 @@ OWNERS = {
     "sklearn": {"examples"},
     "wandb": {"integrations/wandb"},
     "accelerate": {"integrations/accelerate"},
+    "keras": {"integrations/keras"},
     "lightning": {"integrations/lightning"},
     "pytorch_lightning": {"integrations/lightning"},
+    "stable_baselines3": {"integrations/stable_baselines3"},
     "transformers": {"integrations/transformers"},
 }
 

@@ -1,0 +1,131 @@
+"""Keeps the recorder of one training at a time, for frameworks whose callbacks do not learn that a training failed.
+
+The begin and the end of a training in, an open recorder out. A training that did not reach its end is a failed run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..recorder.advice import Advice
+from ..recorder.arguments import completed
+from ..recorder.process.termination import Terminated
+from ..recorder.recorder import Recorder
+from ..store.errors import TelemetryError
+from ..store.plan import Plan
+from .guard import Guard, State
+
+#: The trainings whose runs have not ended, by the model that they train.
+_OPEN: Final[weakref.WeakKeyDictionary[Any, Attempts]] = weakref.WeakKeyDictionary()
+
+
+class Attempts:
+    """The attempts that one callback records, one after the other.
+
+    Args:
+        store: Folder of runs.
+        arguments: Further arguments of ``Recorder``.
+        advice: The calls that warnings name.
+        call: The call that trains, for the reason of a run that did not reach its end.
+        save_to: Folder of the checkpoints that rules order.
+        keep: How many of these to leave; None keeps all.
+
+    Attributes:
+        guard: Keeps failures out of the training.
+        recorder: The recorder of the current training, or of the latest; None before.
+
+    Raises:
+        TelemetryError: ``keep`` is no whole number from 1.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        arguments: Mapping[str, Any],
+        *,
+        advice: Advice,
+        call: str,
+        save_to: str | Path,
+        keep: int | None,
+    ) -> None:
+        if keep is not None and not (type(keep) is int and keep > 0):
+            raise TelemetryError("keep must be a whole number from 1", got=keep)
+        self.guard = Guard(strict=bool(arguments.get("strict")), advice=advice)
+        self.recorder: Recorder | None = None
+        self._store, self._arguments, self._call = store, arguments, call
+        self._folder, self._keep, self._ordered = Path(save_to), keep, list[Path]()
+
+    @property
+    def live(self) -> Recorder | None:
+        """The recorder while a training runs; else None."""
+        return None if self.recorder is None or self.recorder.is_closed else self.recorder
+
+    def begin(self, model: Any, resume: State | None, plan: Mapping[str, Any], config: Mapping[str, Any]) -> Recorder:
+        """Open the run of a training, or the next attempt of the run that a state names.
+
+        An attempt that is still open, of this callback or of the same model, has failed.
+
+        Args:
+            model: What is trained.
+            resume: The state that a checkpoint keeps; None without one.
+            plan: The planned length, as fields of ``Plan``, unless the caller has given them.
+            config: Hyper-parameters, to which the caller's own are added.
+        """
+        for earlier in {self, _OPEN.get(model, self)}:
+            earlier.end_unfinished()
+        own = self._arguments.get("config")
+        merged = {**config, **own} if isinstance(own, Mapping) else own or config
+        arguments = completed({**self._arguments, "config": merged}, Plan, **plan)
+        self.recorder = self.guard.opened(self._store, resume, arguments)
+        _OPEN[model] = self
+        atexit.register(self._end_at_exit)
+        return self.recorder
+
+    def end(self, *, status: str | None = None, reason: str | None = None) -> None:
+        """End the run of the current training. Idempotent."""
+        atexit.unregister(self._end_at_exit)
+        if (rec := self.live) is not None:
+            rec.close(status=status, reason=reason)
+
+    def end_unfinished(self) -> None:
+        """End the run of a training that is still open, as failed."""
+        self.end(status="failed", reason=f"{self._call} did not reach its end")
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """End the run with the block: as failed or interrupted if it raises."""
+        try:
+            yield
+        except BaseException as error:
+            if (rec := self.live) is not None:
+                rec.fail(error)
+            raise
+        finally:
+            self.end()
+
+    def save(self, name: str, write: Callable[[Path], object]) -> None:
+        """Write a checkpoint that rules ordered, and delete those that were written here before the newest ``keep``."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / name
+        write(path)
+        self._ordered = [*(each for each in self._ordered if each != path), path]
+        while self._keep is not None and len(self._ordered) > self._keep:
+            oldest = self._ordered.pop(0)
+            for each in (oldest, state_file(oldest)):
+                each.unlink(missing_ok=True)
+
+    def _end_at_exit(self) -> None:
+        """End a run that failed with an exception that the program has caught: the recorder knows of others alone."""
+        if Terminated.latest is None and getattr(sys, "last_value", None) is None:
+            self.end_unfinished()
+
+
+def state_file(checkpoint: str | Path) -> Path:
+    """Return the file beside a checkpoint that keeps the recorder's state, where the checkpoint itself cannot."""
+    return Path(f"{checkpoint}.steptape.json")
