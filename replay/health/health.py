@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from ...rules.language.name_patterns import STAR, have_common_names, is_pattern, matches
-from ...rules.metric_catalogue import CATALOGUE, entry_of
+from ...rules.metric_catalogue import CATALOGUE, CatalogueEntry, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
@@ -201,9 +201,14 @@ def _not_finite(metrics: MissingMetrics) -> RuleHealth:
 def group_of(controller: Controller) -> str:
     """Return the group of the first metric that a controller needs and the catalogue knows."""
     read = [key.name for key in controller.rule.bound.series if not key.is_derived]
-    # A star stands for a number in some patterns of the catalogue, and for any text in the others.
-    entries = (entry_of(name.replace(STAR, "0")) for name in (*read, *needs(controller)))
+    entries = (_entry_of(name) for name in (*read, *needs(controller)))
     return next((entry.group for entry in entries if entry is not None), OTHER)
+
+
+def _entry_of(name: str) -> CatalogueEntry | None:
+    if not is_pattern(name):
+        return entry_of(name)
+    return next((entry for entry in CATALOGUE if have_common_names(name, _PLACE.sub(STAR, entry.name))), None)
 
 
 class MissingMetrics:

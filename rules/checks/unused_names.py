@@ -43,9 +43,13 @@ def unused_names(root: yaml.Node | None, read: Iterable[str]) -> Iterator[Unused
     """
     top = list(_entries(root))
     metrics = sorted(read)
+    users: dict[str, set[str | None]] = {}
+    for name, words in (found for place in top for found in _words(*place)):
+        for word in words:
+            users.setdefault(word, set()).add(name)
     for section, node in top:
         for key in {key.value: key for key, _ in _entries(node)}.values() if section.value in _DECLARING else ():
-            if not any(key.value in _words(place, key.value) for place in top):
+            if not users.get(key.value, set()) - {key.value}:
                 near = get_close_matches(key.value, metrics, n=1, cutoff=0.7)
                 what = f"the {_DECLARING[section.value]} '{key.value}' is used nowhere"
                 meant = f"The rules read '{near[0]}' as a metric: is it meant?" if near else "Leave it out."
@@ -57,13 +61,22 @@ def _entries(node: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, yaml.Nod
     return ((key, value) for key, value in pairs if isinstance(key, yaml.ScalarNode))
 
 
-def _words(place: tuple[yaml.ScalarNode, yaml.Node], name: str) -> set[str]:
-    """Return the words of the values under a key at the top, but for what declares a name and what is for people."""
-    section, node = place
+def _words(section: yaml.ScalarNode, node: yaml.Node) -> Iterator[tuple[str | None, set[str]]]:
+    """Yield the words of the values under a key at the top, each with the name that it declares; None if it does not.
+
+    What is for people holds none.
+    """
     if section.value in _FOR_PEOPLE or section.value == "params":
-        return set()
-    waiting = [value for key, value in _entries(node) if key.value != name] if section.value in _DECLARING else [node]
-    found = set[str]()
+        return
+    if section.value in _DECLARING:
+        for key, value in _entries(node):
+            yield key.value, _words_within(value)
+    else:
+        yield None, _words_within(node, is_named=section.value == "controllers")
+
+
+def _words_within(node: yaml.Node, *, is_named: bool = False) -> set[str]:
+    waiting, found = [node], set[str]()
     while waiting:
         each = waiting.pop()
         if isinstance(each, yaml.ScalarNode):
@@ -72,7 +85,7 @@ def _words(place: tuple[yaml.ScalarNode, yaml.Node], name: str) -> set[str]:
         for key, value in _entries(each):
             if key.value == "message" and isinstance(value, yaml.ScalarNode):
                 found.update(word for field in _IN_BRACES.findall(value.value) for word in _WORD.findall(field))
-            elif not (section.value == "controllers" and key.value == "name"):
+            elif not (is_named and key.value == "name"):
                 waiting.append(value)
         waiting += children(each) if isinstance(each, yaml.SequenceNode) else []
     return found

@@ -58,7 +58,12 @@ FUNCTIONS: Final = (
         reduction=reductions.trough,
         iterates=True,
     ),
-    Function("initial", "initial(s)", "The first finite value of all."),
+    Function(
+        "initial",
+        "initial(s)",
+        "The first finite value of all. `initial(median(s, 20))` is a fixed baseline: the median of the first 20 "
+        "values, for good.",
+    ),
     Function(
         IMPROVED,
         "improved(s, by=0)",
