@@ -510,6 +510,8 @@ class ReplayArguments(NamedTuple):
     With --lr, prints for each update of the record the rate of the schedule, the scheduled rate with the rule file's
     reductions, and the used one. The losses are those of the record, so all after the first change is censored.
 
+    With --record, prints the values that the run would hold of the definitions and states under the file's 'record'.
+
     With --experts, prints what LLEP would have made of the recorded tokens of experts, by the file's metric of class
     LlepPlan: for each layer, or for each combination of params if --set gives several values, as in threshold=1,1.3,2.
     over and active are shares of the dispatches: with a load ratio of at least the threshold, and with a plan in use.
@@ -527,6 +529,9 @@ class ReplayArguments(NamedTuple):
     settings: SetOption = None
     has_rates: Annotated[
         bool, typer.Option("--lr", help="Print the learning rates that the rules would have set instead.")
+    ] = False
+    has_derived: Annotated[
+        bool, typer.Option("--record", help="Print the values that the rule file records instead.")
     ] = False
     has_experts: Annotated[
         bool, typer.Option("--experts", help="Print what LLEP would have made of the experts' tokens instead.")

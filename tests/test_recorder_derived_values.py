@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import call
 from drawing import examples
 from drawn_readings import FORMS, REDUCTIONS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api_serving import served
 from steptape import Ranks, Recorder, load_policy, open_run, verify
-from steptape.replay.runs.replaying import replay
+from steptape.api.pages.run import run_data
+from steptape.replay.runs.replaying import derived_values, replay
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.errors import PolicyError
 from steptape.rules.policy_file.policy import parse_policy
@@ -166,7 +169,7 @@ def test_surogate_s_rules_record_what_surogate_logs(tmp_path: Path) -> None:
     routing = {"moe_aux_loss": 0.01, "moe_load_imbalance": 1.25, "moe_expert_utilization": 0.95}
     with Recorder(tmp_path, rules="surogate", quiet=True) as rec:
         for step, norm in enumerate(norms):
-            rec.step(loss=3 - 0.01 * step, grad_norm=norm, **routing)
+            rec.step({"loss": 3 - 0.01 * step, "grad_norm": norm, **routing})
     (_, newest, _) = derived(open_run(rec.folder))[-1]
 
     window = np.array(norms[-20:])
@@ -218,6 +221,21 @@ def test_sql_has_derived_values_as_metrics_of_their_own_kind(tmp_path: Path) -> 
     assert rows == [{"kind": "derived", "step": step, "value": 0.0} for step in (1, 2)]
     assert wide == [{"rise": 0.5}]
     assert [row["phase"] for row in texts] == ["calm", None]
+
+
+def test_http_and_exports_have_the_curves(tmp_path: Path) -> None:
+    """And the page, whose script draws what it finds among the metrics, lists them without leading with one."""
+    run = recorded(tmp_path, [0.0, 0.5])
+
+    with served(run.folder.parent) as client:
+        series = client.get(f"/api/v1/runs/{run.run_id}/series?metric=derived/rise").json()["items"][0]
+    lines = call("export", str(run.folder), "--format", "jsonl").stdout.splitlines()
+    data = run_data(run.snapshot())
+
+    assert (series["kind"], series["step"], series["value"]) == ("derived", [2], [0.5])
+    assert {"derived/ppl", "derived/rise", "derived/phase"} < set(data["metrics"])
+    assert data["leading"] == "loss"
+    assert [json.loads(line)["metrics"]["derived/phase"] for line in lines if '"derived"' in line] == [0.0, 0.0]
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -307,6 +325,42 @@ def test_a_replay_of_other_rules_does_not_see_what_a_run_recorded(tmp_path: Path
     outcomes = [each.outcome for each in replay(others, run).outcomes]
 
     assert [dict(each.values) for each in outcomes if isinstance(each, Decision)] == [{"count('*')": 1.0}] * 2
+
+
+def test_a_replay_computes_what_the_file_at_hand_records(tmp_path: Path) -> None:
+    """The same as live under the same file, and what another file lists under another one."""
+    run = recorded(tmp_path, [0.5, 1.0, 3.0])
+    other = parse_policy("define: {half: loss / 2}\nrecord: [half]\ncontrollers: []\n")
+
+    again = derived_values(load_policy(file_of(tmp_path)), run)
+
+    assert [(each.step, dict(zip(each.names, each.values, strict=True)), each.classes) for each in again] == derived(
+        run
+    )
+    assert [(each.names, each.values) for each in derived_values(other, run)] == [
+        (("derived/half",), (0.25,)),
+        (("derived/half",), (0.5,)),
+        (("derived/half",), (1.5,)),
+    ]
+
+
+def test_the_command_prints_what_a_file_records_of_a_run(tmp_path: Path) -> None:
+    """As a table, as JSON lines, or that there is nothing to print."""
+    run = recorded(tmp_path, [0.0, 3.0])
+    rules = str(file_of(tmp_path))
+
+    lines = call("replay", rules, str(run.folder), "--record", "--json").stdout.splitlines()
+    table = call("replay", rules, str(run.folder), "--record").stdout.splitlines()
+    nothing = call("replay", "loss_spike", str(run.folder), "--record")
+
+    assert json.loads(lines[0]) == {
+        "step": 1,
+        "epoch": None,
+        "values": {"derived/ppl": 1.0, "derived/phase": 0.0},
+        "classes": {"phase": "calm"},
+    }
+    assert table[-1].split() == ["2", "20.0855", "1", "3", "wild"]
+    assert "the rule file records nothing" in nothing.stderr
 
 
 def test_verify_says_where_a_derived_value_differs(tmp_path: Path) -> None:

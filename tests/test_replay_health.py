@@ -244,6 +244,18 @@ def test_diagnoses_are_apart_from_the_groups(tmp_path: Path) -> None:
     assert "diagnosis" not in str(health_json(found)["groups"])
 
 
+def test_what_rules_recorded_is_no_metric_to_judge(tmp_path: Path) -> None:
+    """The run has 3 values of each metric that its loop recorded, and 2 of what its rules did."""
+    rules = parse_policy("define: {rise: delta(loss)}\nrecord: [rise]\ncontrollers: []\n")
+    with Recorder(tmp_path, rules=rules, quiet=True) as rec:
+        for loss in (1.0, 2.0, 3.0):
+            rec.step(loss=loss)
+
+    found = health_of(open_run(rec.folder), parse_policy(POLICY))
+
+    assert group(found, "every metric").sentence == "1 rule fine on 3 values of 3 steps"
+
+
 def test_the_report_on_routing_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     """By the rules of Surogate, over a mixture of experts of which most came to idle."""
     with Recorder(tmp_path, quiet=True) as rec:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...replay.policies.run_accounts import LearningRatePoint, expert_accounts, learning_rates
 from ...replay.runs import replaying
 from ...replay.runs.run_result import Replay
-from ...rules.engine.decisions import Cleared, Decision, Outcome, RuleError
+from ...rules.engine.decisions import Cleared, Decision, DerivedValues, Outcome, RuleError
 from ...store.errors import counted
 from ...store.events import Event
 from ...store.run import Run
@@ -44,6 +44,9 @@ def replay(asked: ReplayArguments) -> None:
         )
         return
     loaded, events = policy_named(asked.policy, asked.settings), events_named(asked.source, asked.store)
+    if asked.has_derived:
+        _print_derived(replaying.derived_values(loaded, events), as_json=asked.as_json)
+        return
     replayed = replaying.replay(loaded, events)
     if asked.has_rates:
         _print_rates(learning_rates(replayed, events), as_json=asked.as_json)
@@ -94,6 +97,16 @@ def _print_rates(points: Iterable[LearningRatePoint], *, as_json: bool) -> None:
         rows = [(each.step, each.base, each.scheduled, each.used, each.validity) for each in points]
         headings = ("step", "base", "scheduled", "used")
         print_table((*headings, "validity"), rows, numeric=headings)
+
+
+def _print_derived(derived: Sequence[DerivedValues], *, as_json: bool) -> None:
+    if as_json:
+        for each in derived:
+            print_json(each.to_json())
+        return
+    names = list(dict.fromkeys(name for each in derived for name in each.names))
+    rows = [(each.step, *map(each.by_name().get, names), ", ".join(each.classes.values())) for each in derived]
+    print_table(("step", *names, "class"), rows, numeric=("step", *names))
 
 
 def _print_replay(replayed: Replay) -> None:

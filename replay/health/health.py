@@ -20,6 +20,7 @@ from ...rules.metric_catalogue import CATALOGUE, CatalogueEntry, entry_of
 from ...rules.policy_file.declarations import Controller
 from ...rules.policy_file.policy import Policy
 from ...rules.readings.reading import ALSO_CALLED
+from ...store.events import DERIVED_PREFIX
 from ...store.plan import Plan
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
@@ -221,7 +222,8 @@ class MissingMetrics:
 
     def __init__(self, stream: EventStream, constants: Collection[str] = ()) -> None:
         self._stream = stream
-        self._recorded = sorted(stream.facts.metrics)
+        # The table of the events has columns for what the run's own rules recorded.
+        self._recorded = sorted(name for name in stream.facts.metrics if not name.startswith(DERIVED_PREFIX))
         self._names = frozenset(self._recorded) | frozenset(constants)
         self._constants = frozenset(constants)
         self._reasons = dict(_reasons(stream))

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 
 from ...rules.effects import Effect
-from ...rules.engine.decisions import Decision, Outcome
+from ...rules.engine.decisions import Decision, DerivedValues, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.language.clock import Unit
 from ...rules.language.name_patterns import is_pattern, matches
@@ -87,10 +87,35 @@ def replay(
         saves: ``keep`` if the loop's own checkpoints remain when rules order some, ``replace`` if these replace them.
             Validity labels depend on it.
     """
-    saves = Saves(saves)
+    stream, known = _stream_and_plan(policy, source, plan)
+    return replay_events(policy, stream, known, saves=Saves(saves))
+
+
+def derived_values(policy: Policy, source: Run | Sequence[Event]) -> list[DerivedValues]:
+    """Return what a recorded run would hold of the definitions and states that a policy records.
+
+    Args:
+        policy, source: As for ``replay``.
+
+    Raises:
+        TelemetryError: The policy records nothing.
+    """
+    if not policy.recorded:
+        fix = "List definitions or states: record: [NAME]"
+        raise TelemetryError("the rule file records nothing", where=policy.source, fix=fix)
+    stream, plan = _stream_and_plan(policy, source, None)
+    engine = Engine(policy, plan, stream.plans, records=True)
+    engine.start()
+    with collection_paused():
+        deque(observed_in(engine, stream, everything=False), maxlen=0)
+    return engine.derived
+
+
+def _stream_and_plan(policy: Policy, source: Run | Sequence[Event], plan: Plan | None) -> tuple[EventStream, Plan]:
+    """Return the deciding rank's events with all that a policy reads, and the plan that they follow."""
     if isinstance(source, Run):
         stream, declared = source.read(lambda snapshot: (stream_for(policy, snapshot), snapshot.info.last.plan))
-        return replay_events(policy, stream, plan or declared, saves=saves)
+        return stream, plan or declared
     by_rank: dict[int, list[Event]] = {DECIDING_RANK: []}
     plans: dict[int, Plan] = {}
     for event in source:
@@ -101,8 +126,7 @@ def replay(
     own = by_rank.pop(DECIDING_RANK)
     newest = max([*plans, *(event.attempt for event in own[-1:])], default=0)
     known = plan or plans.pop(newest, Plan())
-    stream = event_stream(own, lambda: by_rank, policy.reads_ranks, known, plans)
-    return replay_events(policy, stream, known, saves=saves)
+    return event_stream(own, lambda: by_rank, policy.reads_ranks, known, plans), known
 
 
 def replay_events(

@@ -160,6 +160,11 @@ class DerivedValues(NamedTuple):
     values: tuple[float, ...]
     classes: Mapping[str, str]
 
+    def to_json(self) -> dict[str, object]:
+        """Return the line that ``steptape replay --record --json`` prints."""
+        values = {name: _to_json(value) for name, value in zip(self.names, self.values, strict=True)}
+        return {"step": self.step, "epoch": self.epoch, "values": values, "classes": dict(self.classes)}
+
     def by_name(self) -> dict[str, Scalar]:
         """Return the values and the classes by their names."""
         return {**dict(zip(self.names, self.values, strict=True)), **self.classes}
