@@ -1,7 +1,7 @@
-"""Reveals which updates a loop of PyTorch skipped, and lets rules steer the optimizer that a framework has.
+"""Reveals which updates a loop of PyTorch skipped, computes sample losses, and lets rules steer an optimizer.
 
 An optimizer and the recorder's operations in; ``applied=False``, a changed learning rate or an update without effect
-out, as far as it can be true.
+out, as far as it can be true. Logits and labels in, sample arguments of ``Recorder.step`` out.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import torch
+from torch.nn import functional
+
+from ..recorder.arguments import Arguments
 from ..store.errors import TelemetryError
 
 if TYPE_CHECKING:
@@ -38,6 +42,97 @@ _ELSEWHERE: Final = (
     "Lomo",
     "AdaLomo",
 )
+
+
+#: The most logits that are converted to float32 at a time: 128 MiB.
+_LOGITS_AT_A_TIME: Final = 2**25
+
+
+def sample_losses(logits: Any, labels: Any, *, shift: bool = False, tokens: bool = False) -> Arguments:
+    """Return the cross-entropy of each sample of a batch, as arguments of ``Recorder.step``.
+
+        rec.step(loss=loss, sample_ids=ids, **sample_losses(logits, labels))
+
+    The loss of a sample is the mean over its labels that count, without smoothing, weights or auxiliary losses; 0.0 if
+    none counts. Gradients, random numbers and the logits stay as they are, and no tensor on a device is waited for.
+
+    Args:
+        logits: Shape (n, classes), or (n, t, classes).
+        labels: Classes. Shape (n,), or (n, t). Negative ones, such as -100, do not count.
+        shift: Whether the logits of a token predict the label of the next one, as in Hugging Face's causal language
+            models, whose labels are their inputs.
+        tokens: Return the loss of each label that counts as well.
+
+    Returns:
+        ``samples``; for labels of tokens also ``sample_tokens``, how many of them count, and on request
+        ``token_losses``.
+
+    Raises:
+        TelemetryError: The shapes do not fit, or the labels are no classes.
+    """
+    shape = tuple(labels.shape)
+    if tuple(logits.shape[:-1]) != shape or len(shape) not in (1, 2) or logits.shape[-1] < 2:
+        what = "logits must have shape (n, classes) and labels (n,), or (n, t, classes) and (n, t)"
+        raise TelemetryError(f"sample_losses: {what}", got=f"{tuple(logits.shape)} and {shape}")
+    if labels.is_floating_point() or (shift and len(shape) == 1):
+        what = "labels must be whole numbers" if labels.is_floating_point() else "only labels of tokens can be shifted"
+        raise TelemetryError(f"sample_losses: {what}", got=f"{labels.dtype}, shape {shape}")
+    with torch.no_grad():
+        labels = labels.to(logits.device)
+        if shift:
+            labels = functional.pad(labels[:, 1:], (0, 1), value=-1)
+        rows, classes = logits.reshape(-1, logits.shape[-1]), labels.clamp(0, logits.shape[-1] - 1).reshape(-1)
+        size = max(1, _LOGITS_AT_A_TIME // rows.shape[-1])
+        parts = [
+            functional.cross_entropy(
+                rows[begin : begin + size].float(), classes[begin : begin + size], reduction="none"
+            )
+            for begin in range(0, len(rows), size)
+        ]
+        losses = torch.cat(parts).view(shape) if parts else torch.zeros(shape)
+    return losses_of_tokens(losses, labels >= 0, tokens=tokens)
+
+
+def losses_of_tokens(losses: Any, counts: Any, *, tokens: bool) -> Arguments:
+    """Return what ``sample_losses`` does.
+
+    Args:
+        losses: The loss of each label. Shape (n,) or (n, t).
+        counts: Whether it counts. Of the same shape.
+        tokens: As for ``sample_losses``.
+    """
+    with torch.no_grad():
+        losses = losses.detach().float().masked_fill(~counts, 0.0)
+        if losses.ndim == 1:
+            return {"samples": losses}
+        number = counts.sum(1)
+        found: Arguments = {"samples": losses.sum(1) / number.clamp(min=1), "sample_tokens": number}
+        if tokens:  # ``step`` takes as many leading ones of each row as count.
+            found["token_losses"] = losses.gather(1, counts.logical_not().byte().argsort(dim=1, stable=True))
+        return found
+
+
+def joined_samples(parts: Sequence[Mapping[str, Any]]) -> Arguments:
+    """Return the sample arguments of the micro-batches of an update as those of one batch.
+
+    Args:
+        parts: Results of ``sample_losses``, with ``sample_ids`` where they are known. What one lacks is left out.
+    """
+    names = [name for name in (parts[0] if parts else ()) if all(name in part for part in parts)]
+    if "samples" not in names:
+        names = [name for name in names if name == "sample_ids"]
+    return {name: _joined([part[name] for part in parts]) for name in names}
+
+
+def _joined(values: list[Any]) -> Any:
+    if len(values) == 1:
+        return values[0]
+    if not all(map(torch.is_tensor, values)):
+        return [one for each in values for one in each]
+    if values[0].ndim == 2:
+        width = max(each.shape[1] for each in values)
+        values = [functional.pad(each, (0, width - each.shape[1])) for each in values]
+    return torch.cat(values)
 
 
 def watch_steps(rec: Recorder, *optimizers: Optimizer) -> StepWatch:

@@ -28,6 +28,7 @@ class Advice(NamedTuple):
         serve: How each order is served, where the framework serves it and not the loop.
         handle: How operations with arguments are carried out; empty for methods of the recorder.
         epoch: How to give the epoch.
+        samples: How to give sample losses.
         agree: How other ranks learn what rules order.
         first_step: How to count steps from 1.
         end: How to record nothing after the end.
@@ -41,6 +42,7 @@ class Advice(NamedTuple):
     serve: Mapping[str, str] = MappingProxyType({})
     handle: str = ""
     epoch: str = "Call rec.epoch_begin(), or rec.step(epoch=...)"
+    samples: str = "Write rec.step(samples=..., sample_ids=...)"
     agree: str = (
         "Create the recorder after torch.distributed's process group, without rank=, and call rec.agree() on every rank"
     )
@@ -83,6 +85,7 @@ TRANSFORMERS: Final = Advice(
     },
     handle=f"{_NO_HANDLER.format('The Trainer')}. SteptapeCallback(recorder=...) takes a recorder with handlers",
     epoch="The Trainer gives it from the first step on",
+    samples="Write SteptapeCallback(..., samples=True).attach(trainer)",
     agree="Launch the job with torchrun or accelerate launch",
     end="Evaluate within callback.training()",
     orders_steps=True,
@@ -108,6 +111,7 @@ LIGHTNING: Final = Advice(
     },
     handle=_NO_HANDLER.format("Lightning"),
     epoch="Lightning gives it where the training data have a length",
+    samples="Return {'loss': loss, **sample_losses(logits, labels)} from training_step",
     agree="Let the Trainer start the processes",
     end="Log within trainer.fit",
     orders_steps=True,
@@ -173,6 +177,7 @@ D9D: Final = Advice(
     },
     handle=_NO_HANDLER.format("d9d"),
     epoch="d9d has no epochs: read the step",
+    samples="Call recorder.watch_losses(task)",
     agree="Start the job with torchrun",
     end="Record within the block of the D9dRecorder",
     orders_steps=True,
@@ -188,6 +193,7 @@ WANDB: Final = Advice(
         "save": "wandb.log_model(path)",
     },
     epoch="Log it as 'epoch'",
+    samples="wandb.log takes none: record with a Recorder",
     agree="Broadcast wandb.run.should_stop to the other ranks",
     first_step="Log with step=i + 1",
     end="Call wandb.finish after the last call",
@@ -205,6 +211,7 @@ TENSORBOARD: Final = Advice(
         "save": "writer.recorder.save(path)",
     },
     epoch="Call add_scalar('epoch', ...)",
+    samples="A SummaryWriter takes none: record with a Recorder",
     agree="Broadcast writer.control.should_stop to the other ranks",
     first_step="Give add_scalar the step i + 1",
     end="Close the writer after the last value",

@@ -129,6 +129,7 @@ class Steering:
             lines = [
                 *self._engine.never_recorded(),
                 *_unfired_rules(self._policy.controllers, kinds, unknown, self._advice),
+                *_without_samples(self._engine.lacking_samples if "step_end" in kinds else (), self._advice),
             ]
             for line in lines:
                 logger.warning("%s", line)
@@ -284,6 +285,14 @@ def _without_facts(controllers: Sequence[Controller], unknown: Collection[str], 
             named.setdefault(mends[fact], []).append(controller.name)
     for mend, names in named.items():
         yield f"{_subject(list(dict.fromkeys(names)))}: {mend}"
+
+
+def _without_samples(metrics: Sequence[str], advice: Advice) -> Iterator[str]:
+    """Yield a line for the controller metrics that waited for sample losses."""
+    if metrics:
+        names = f"controller metric{'s' * (len(metrics) > 1)} {', '.join(map(repr, metrics))}"
+        what = "sample losses are read, but no step of this run had any"
+        yield f"{names}: {what}, so rules that read them decided nothing. {advice.samples}"
 
 
 def _fact_of(reading: Reading) -> str:

@@ -180,6 +180,7 @@ INTEGER_IDS: Final = 1
 TEXT_IDS: Final = 2
 
 _ID: Final = struct.Struct("<q")
+_PLACE: Final = struct.Struct("<I")
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -217,6 +218,18 @@ class SampleLosses:
 def loss_values(samples: SampleLosses) -> tuple[float, ...]:
     """Return the losses in the order recorded, at the float32 precision recorded. Shape (n,)."""
     return struct.unpack(f"<{len(samples)}f", samples.losses)
+
+
+def token_loss_values(samples: SampleLosses) -> dict[int, tuple[float, ...]]:
+    """Return the token losses of the samples that have some, by their index, at the precision recorded."""
+    losses, begin = memoryview(samples.token_losses), 0
+    found: dict[int, tuple[float, ...]] = {}
+    for (index,), (count,) in zip(
+        _PLACE.iter_unpack(samples.flagged), _PLACE.iter_unpack(samples.flagged_tokens), strict=True
+    ):
+        found[index] = struct.unpack_from(f"<{count}f", losses, begin)
+        begin += 4 * count
+    return found
 
 
 def id_texts(samples: SampleLosses) -> list[str] | None:

@@ -14,7 +14,9 @@ from steptape.recorder.advice import OWN, Advice, advising
 ROWS = {name: row for name, row in vars(advice).items() if isinstance(row, Advice)}
 
 ALL = """
+controller_metrics: [{name: batch, class: DataBatchInspector}]
 controllers:
+  - {name: spikes, triggers: [on_step_end], rule: batch.is_bad, operations: []}
   - {name: logged, triggers: [on_log], rule: x > 0, operations: [hfcontrols.should_save]}
   - {name: ends, triggers: [on_epoch_end, on_save], rule: loss > 0, operations: [hfcontrols.should_save]}
   - {name: evaluated, triggers: [on_evaluate], rule: eval_loss > 0 and epoch > 1, operations: []}
@@ -51,6 +53,7 @@ def test_a_warning_names_what_the_user_of_an_adapter_can_call(
     assert "but none was recorded" in said
     assert "did not occur in this run" in said
     assert "this loop would refuse it" in said
+    assert "no step of this run had any" in said
     assert re.findall(r"(?<![\w.])rec\.\w+", said) == []
     assert "log does not count steps" not in said
     assert "go backwards" not in said

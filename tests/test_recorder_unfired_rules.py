@@ -305,3 +305,23 @@ def test_rules_on_all_ranks_without_a_process_group_are_named_at_the_end(
     said = ended(tmp_path, ALL_RANKS, HIGH, lambda rec: rec.agree(), caplog=caplog)
 
     assert "the values of all ranks are read, but this run never gathered any" in said[-1]
+
+
+def test_rules_that_wait_for_sample_losses_in_vain_are_named_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run whose steps have some is not: its batches may all be good."""
+    said = []
+    for samples in (None, [1.0, 1.0]):
+        with Recorder(tmp_path, rules="bad_batches", quiet=True) as rec:
+            rec.step(loss=1.0, samples=samples)
+        said.append([record.message for record in caplog.records])
+        caplog.clear()
+
+    assert said == [
+        [
+            "controller metric 'batch': sample losses are read, but no step of this run had any, so rules that read "
+            "them decided nothing. Write rec.step(samples=..., sample_ids=...)"
+        ],
+        [],
+    ]

@@ -16,7 +16,7 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape import Recorder, backtest, load_policy, open_run, verify
+from steptape import Recorder, Samples, backtest, load_policy, open_run, verify
 from steptape.replay.runs.replaying import replay
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
@@ -177,6 +177,26 @@ def test_ids_that_are_not_as_many_as_samples_are_a_damaged_log() -> None:
     """Only a foreign writer could cause that."""
     with pytest.raises(DamagedLog, match=r"sample ids that cannot be read \(1 ids for 4 samples\)"):
         inspected("threshold: 0", batch(5.0, [1.0, 1.0, 1.0, 9.0], ["a"]))
+
+
+def test_the_worst_token_of_the_worst_sample_is_in_the_value(tmp_path: Path) -> None:
+    """It is the same live, from a journal and from Parquet; without token losses such a rule is undefined."""
+    policy = policy_text("threshold: 4", rule="batch.token_loss > 20 and batch.token == 2")
+    rows = [[1.0, 1.0], [2.0, 3.0, 22.0], [0.5], [2.0, 3.0, 5.0], [1.0, nan, 4.0]]
+    recorded = []
+    for is_sealed in (False, True):
+        with Recorder(tmp_path, rules=parse_policy(policy), samples=Samples(tokens_over=2.0), quiet=True) as rec:
+            rec.step(loss=1.0, samples=[1.0], token_losses=[[90.0]])
+            rec.step(loss=5.0, samples=[1.0, 9.0, 0.5, 10 / 3, 2.5], token_losses=rows, sample_ids=[*"abcde"])
+            rec.step(loss=5.0, samples=[1.0, 9.0, 1.0])
+            rec.step(loss=5.0, samples=[1.0, 1.0, 9.0], token_losses=[[1.0], [1.0], [nan, 40.0]])
+        rec.close(seal=is_sealed)
+        run = open_run(rec.folder)
+        recorded.append([decision["step"] for decision in run.decisions().to_pylist()])
+        assert verify(run).identical
+
+    assert recorded == [[2], [2]]
+    assert inspected("threshold: 4", list(run.events(samples=True))[2])[0]["token_loss"] == 22.0
 
 
 # --- the threshold --------------------------------------------------------------------------------------------------

@@ -120,13 +120,15 @@ class MetricRunner:
 
     Attributes:
         error_count: How often it failed.
+        lacks_samples: Whether it reads sample losses, and no event has had any yet.
     """
 
-    __slots__ = ("_cell", "_expected", "_metric", "_source", "error_count", "name")
+    __slots__ = ("_cell", "_expected", "_metric", "_source", "error_count", "lacks_samples", "name")
 
     def __init__(self, name: str, metric: Metric, cell: Cell, source: str, expected: ExpectedKeys) -> None:
         self.name = name
         self.error_count = 0
+        self.lacks_samples = metric.reads_samples
         self._metric = metric
         self._cell = cell
         self._source = source
@@ -153,6 +155,8 @@ class MetricRunner:
             self.error_count += 1
             return (self._failure(event, error),) if self.error_count == 1 else ()
         self._cell.value = UNAVAILABLE if computed is None else computed
+        if self.lacks_samples and event.samples:
+            self.lacks_samples = False
         if self._expected.unseen and isinstance(computed, Mapping):
             return self._expected.check_value(computed, event)
         return ()

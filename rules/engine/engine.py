@@ -141,6 +141,11 @@ class Engine:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
         return self._fold.never_recorded()
 
+    @property
+    def lacking_samples(self) -> list[str]:
+        """The metrics that read sample losses and have had none yet, by name."""
+        return self._fold.lacking_samples
+
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads.
 

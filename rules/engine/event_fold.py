@@ -401,6 +401,11 @@ class EventFold:
         return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]
 
     @property
+    def lacking_samples(self) -> list[str]:
+        """The metrics that read sample losses and have had none yet, by name."""
+        return [gauge.name for gauge in self._gauges if gauge.lacks_samples]
+
+    @property
     def error_counts(self) -> Mapping[str, int]:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         counts: dict[str, int] = {}

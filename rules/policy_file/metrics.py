@@ -16,7 +16,16 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, LOOP_KINDS, Event, SampleLosses, id_texts, is_kind, loss_values
+from ...store.events import (
+    INIT_END,
+    LOOP_KINDS,
+    Event,
+    SampleLosses,
+    id_texts,
+    is_kind,
+    loss_values,
+    token_loss_values,
+)
 from ...store.plan import Plan
 from ..functions.expert_loads import (
     BalanceSettings,
@@ -318,8 +327,9 @@ class DataBatchInspector(Metric):
 
     The value has these keys: ``is_bad``; the ``loss`` of the batch; the ``threshold`` (None when there was nothing to
     compute it from); the number of ``samples``; how many are ``spiking``; the ``share`` of the batch's summed loss that
-    these carry; ``sample_ids`` and ``losses`` of the ``top`` highest of them. Without sample losses the metric is not
-    available.
+    these carry; ``sample_ids`` and ``losses`` of the ``top`` highest of them. If the token losses of the first of these
+    were recorded, also the highest of them as ``token_loss``, and its place as ``token``. Without sample losses the
+    metric is not available.
     """
 
     arguments = MappingProxyType(
@@ -334,7 +344,9 @@ class DataBatchInspector(Metric):
     )
     kinds = reads = frozenset({"step_end"})
     reads_samples = True
-    keys = frozenset({"is_bad", "loss", "threshold", "samples", "spiking", "share", "sample_ids", "losses"})
+    keys = frozenset(
+        {"is_bad", "loss", "threshold", "samples", "spiking", "share", "sample_ids", "losses", "token_loss", "token"}
+    )
 
     def __init__(self, arguments: Mapping[str, ArgumentValue], plan: Plan) -> None:
         super().__init__(arguments, plan)
@@ -382,6 +394,7 @@ class DataBatchInspector(Metric):
             "share": _share([losses[place] for place in spiking], losses),
             "sample_ids": [f"#{place}" if ids is None else ids[place] for place in top],
             "losses": [losses[place] for place in top],
+            **_highest_token(token_loss_values(samples).get(top[0], ())),
         }
 
 
@@ -392,6 +405,14 @@ def _above(usual: float, times: float) -> float:
 
 def _nothing_spikes() -> dict[str, object]:
     return {"spiking": 0, "share": 0.0, "sample_ids": [], "losses": []}
+
+
+def _highest_token(losses: Sequence[float]) -> dict[str, object]:
+    """Return the highest token loss of a sample, and its place; nothing without token losses."""
+    if not losses:
+        return {}
+    place = max(range(len(losses)), key=lambda each: _height(losses[each]))
+    return {"token_loss": losses[place], "token": place}
 
 
 def _median(values: Sequence[float]) -> float:

@@ -539,7 +539,7 @@ def _texts_of(column: pa.ChunkedArray) -> list[str]:
 
 
 #: The columns of the samples table, and of the vectors table, that this needs.
-SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens")
+SAMPLE_COLUMNS: Final = ("seq", "position", "sample_id", "loss", "tokens", "token_losses")
 VECTOR_COLUMNS: Final = ("seq", "name", "values")
 
 
@@ -548,7 +548,8 @@ def with_samples(events: Iterable[Event], rows: pa.Table) -> Iterator[Event]:
 
     Args:
         events: The events of one (attempt, rank).
-        rows: Sample rows of the same, with the columns of ``SAMPLE_COLUMNS``, in (seq, position) order.
+        rows: Sample rows of the same, with the columns of ``SAMPLE_COLUMNS``, in (seq, position) order. Those of token
+            losses may be missing.
     """
     found = dict(_by_seq(rows.combine_chunks()))
     for event in events:
@@ -579,6 +580,7 @@ def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:
     is_counted = pc.is_valid(rows["tokens"]).to_numpy().tobytes()
     integers = _as_integers(rows["sample_id"])
     texts = rows["sample_id"].cast(pa.string()).to_pylist() if integers is None else []
+    flagged_of = _token_losses(rows)
     seqs, first, count = np.unique(rows["seq"].to_numpy(), return_index=True, return_counts=True)
     for seq, begin, end in zip(seqs.tolist(), first.tolist(), (first + count).tolist(), strict=True):
         if integers is not None:
@@ -588,7 +590,27 @@ def _by_seq(rows: pa.Table) -> Iterator[tuple[int, SampleLosses]]:
         else:
             ids, id_kind = b"", NO_IDS
         counted = b"" if 0 in is_counted[begin:end] else tokens[4 * begin : 4 * end]
-        yield seq, SampleLosses(losses[4 * begin : 4 * end], ids, id_kind, counted)
+        own = losses[4 * begin : 4 * end]
+        yield seq, SampleLosses(own, ids, id_kind, counted, b"", *flagged_of(begin, end))
+
+
+def _token_losses(rows: pa.Table) -> Callable[[int, int], tuple[bytes, ...]]:
+    """Return a function that packs the token losses of a range of rows, as the last fields of ``SampleLosses``."""
+    if "token_losses" not in rows.column_names or rows["token_losses"].null_count == len(rows):
+        return lambda *_: ()
+    column = rows["token_losses"].combine_chunks()
+    marked = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype("<u4")
+    starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    values = column.flatten().to_numpy(zero_copy_only=False).astype("<f4").tobytes()
+
+    def packed(begin: int, end: int) -> tuple[bytes, ...]:
+        first, last = np.searchsorted(marked, (begin, end))
+        own = marked[first:last]
+        held = values[4 * starts[begin] : 4 * starts[end]]
+        return (own - begin).astype("<u4").tobytes(), counts[own].tobytes(), held
+
+    return packed
 
 
 def _as_integers(ids: pa.ChunkedArray) -> bytes | None:

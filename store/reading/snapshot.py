@@ -229,7 +229,8 @@ class Snapshot:
             return SAMPLES_SCHEMA.empty_table().select(SAMPLE_COLUMNS)
         parts = [read_parquet(f.path, SAMPLE_COLUMNS) for f in beside]
         schema = joint_samples_schema([part.schema for part in parts])
-        return _within(pa.concat_tables([with_ids_of(part, schema) for part in parts]), file)
+        alike = [with_ids_of(part, schema) for part in parts]
+        return _within(pa.concat_tables(alike, promote_options="default"), file)
 
     def _vector_rows(self, file: SealedFile) -> pa.Table:
         """Read the rows of ``vectors`` files within the range of an events file."""
