@@ -38,10 +38,10 @@ class Guard:
         self._warned: set[str] = set()
         self._passed: BaseException | None = None
 
-    def warn(self, message: str) -> None:
-        """Log a warning, once per message."""
-        if message not in self._warned:
-            self._warned.add(message)
+    def warn(self, message: str, about: str | None = None) -> None:
+        """Log a warning, once per message; or once for what it is about."""
+        if (about or message) not in self._warned:
+            self._warned.add(about or message)
             logger.warning("%s", message)
 
     @contextlib.contextmanager
@@ -56,7 +56,8 @@ class Guard:
         except Exception as error:
             if self.is_strict or error is self._passed:
                 raise
-            self.warn(f"{failure}: {error!r}")
+            # What it got may differ each time.
+            self.warn(f"{failure}: {error!r}", about=f"{failure}: {getattr(error, 'what', repr(error))}")
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from ..recorder.arguments import GROUPS, Arguments
 from ..rules.policy_file.policy import Policy, triggering_kinds
 from ..store.errors import TelemetryError
 from ..store.reading.tally import NUM_SAMPLES, NUM_TOKENS
+from .torch import label_losses, samples_of_tokens
 
 #: Events that come several times a step, and that few policies need.
 _FREQUENT: Final = frozenset(("step_begin", "substep_end", "pre_optimizer_step", "optimizer_step", "prediction_step"))
@@ -27,17 +32,151 @@ _FREQUENT: Final = frozenset(("step_begin", "substep_end", "pre_optimizer_step",
 _NOT_HYPERPARAMETERS: Final = frozenset(("logging_dir", "resume_from_checkpoint"))
 
 
-class Tap:
-    """A function whose results are shown to another one, with the arguments."""
+#: The key under which a batch carries the positions of its samples in the data set, from the worker to the trainer.
+_SAMPLE_IDS: Final = "steptape_sample_ids"
 
-    def __init__(self, function: Callable[..., Any], show: Callable[..., object]) -> None:
-        self.function, self._show = function, show
+#: Kinds of models, as transformers names them, whose logits predict the next label. None is its default.
+_SHIFTED: Final = (None, "ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+
+
+class Tap:
+    """A function whose results are shown to another one, with the arguments.
+
+    Args:
+        function: The function.
+        show: Called with the result and the arguments.
+        around: Makes the context, from the arguments, in which the function is called.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        show: Callable[..., object],
+        around: Callable[..., contextlib.AbstractContextManager[object]] = lambda *_: contextlib.nullcontext(),
+    ) -> None:
+        self.function, self._show, self._around = function, show, around
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        result = self.function(*args, **kwargs)
+        with self._around(*args):
+            result = self.function(*args, **kwargs)
         self._show(result, *args)
         return result
+
+
+class _Numbered:
+    """A data set of a loader, which adds to the samples of a batch their positions. Workers are given it."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        fetch = getattr(self.dataset, "__getitems__", None)
+        return indices, (fetch(indices) if fetch else [self.dataset[index] for index in indices])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # A copy is being made, which has no attributes yet.
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+class _Numbering:
+    """A collator of batches, which puts the positions of the samples into a batch."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, fetched: tuple[Sequence[Any], Any]) -> Any:
+        indices, samples = fetched
+        batch = self.collate(samples)
+        if isinstance(batch, MutableMapping) and all(isinstance(index, Integral) for index in indices):
+            batch[_SAMPLE_IDS] = torch.tensor(indices)
+        return batch
+
+
+def number_samples(loader: Any) -> Callable[[], None] | None:
+    """Let the batches of a data loader carry the positions of their samples, whatever fetches and skips them.
+
+    Neither the order of the sampler nor that of the workers matters: a position stays with its sample.
+
+    Returns:
+        A function that undoes it; None if the samples have no positions, as those of an ``IterableDataset``.
+    """
+    inner = getattr(loader, "base_dataloader", loader)  # Accelerate's loader has PyTorch's in it.
+    if not isinstance(inner, torch.utils.data.DataLoader) or inner.batch_sampler is None:
+        return None
+    dataset, collate = inner.dataset, inner.collate_fn
+    if isinstance(dataset, (_Numbered, torch.utils.data.IterableDataset)):
+        return None
+    # A loader refuses another data set by ``setattr``.
+    inner.__dict__.update(dataset=_Numbered(dataset), collate_fn=_Numbering(collate))
+    return lambda: inner.__dict__.update(dataset=dataset, collate_fn=collate)
+
+
+def taken_sample_ids(inputs: Any) -> Any:
+    """Take the positions of the samples out of a batch, which goes to the model; None without any."""
+    return inputs.pop(_SAMPLE_IDS, None) if isinstance(inputs, MutableMapping) else None
+
+
+def samples_of(model: Any, inputs: Mapping[str, Any], output: Any, *, tokens: bool) -> Arguments:
+    """Return the sample losses of a micro-batch, as ``sample_losses`` does.
+
+    Args:
+        model: The model, without wrappers.
+        inputs: The batch of the trainer, which may keep its labels from the model.
+        output: What it returned.
+        tokens: As for ``sample_losses``.
+
+    Raises:
+        TelemetryError: They cannot be computed.
+    """
+    losses, counts = _label_losses(model, inputs, output)
+    places = inputs.get("position_ids")
+    if losses.ndim == 2 and len(losses) == 1 and torch.is_tensor(places) and places.ndim == 2:
+        begins = [*(places[0] == 0).nonzero().flatten().tolist(), places.shape[1]]
+        if begins[0] == 0 and len(begins) > 2:  # A row in which samples follow each other, as without padding.
+            sizes = [end - begin for begin, end in itertools.pairwise(begins)]
+            losses, counts = (_in_rows(each, sizes) for each in (losses.detach(), counts))
+    return samples_of_tokens(losses, counts, tokens=tokens)
+
+
+def _in_rows(flat: Any, sizes: list[int]) -> Any:
+    """Return the samples of a row, of these sizes, as rows of their own. The row may lack its last value."""
+    whole = torch.nn.functional.pad(flat[0], (0, sum(sizes) - flat.shape[1]))
+    return torch.nn.utils.rnn.pad_sequence([*torch.split(whole, sizes)], batch_first=True)
+
+
+def _label_losses(model: Any, inputs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
+    labels, shifted = inputs.get("labels"), inputs.get("shift_labels")
+    labels = labels if shifted is None else shifted
+    if labels is None or not torch.is_tensor(labels):
+        raise TelemetryError("the batch has no labels", got=sorted(map(str, inputs)))
+    logits, log_probs, counts = (getattr(output, name, None) for name in ("logits", "log_probs", "label_mask"))
+    if log_probs is not None and torch.is_tensor(counts):  # TRL computes these, and no logits.
+        return -log_probs, counts
+    if not torch.is_tensor(logits):
+        fix = "A fused loss, such as Liger's (use_liger_kernel), makes none"
+        raise TelemetryError("the model returns no logits", got=type(output).__name__, fix=fix)
+    return label_losses(logits, labels, shift=shifted is None and labels.ndim == 2 and _is_shifted(model))
+
+
+def _is_shifted(model: Any) -> bool:
+    """Whether the logits of a model predict the next label.
+
+    Raises:
+        TelemetryError: It does not say.
+    """
+    config = getattr(model, "config", None)
+    if not hasattr(model, "loss_type") or config is None:
+        fix = "Give the model a config, and loss_type = 'ForCausalLM' if they do, else 'ForTokenClassification'"
+        raise TelemetryError("the model does not say whether its logits predict the next label", fix=fix)
+    return model.loss_type in _SHIFTED and not getattr(config, "is_encoder_decoder", False)
 
 
 def loss_scale(optimizer: Any) -> float:

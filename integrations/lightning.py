@@ -18,10 +18,11 @@ from typing import Any, Final
 from ..recorder.advice import LIGHTNING
 from ..recorder.arguments import Arguments, Ranks, completed
 from ..recorder.recorder import Recorder
+from ..rules.policy_file.policy import read_sample_losses
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from .guard import Guard, State, guarded
-from .torch import handle_skips, leave_out, steer_learning_rate, watch_steps
+from .torch import handle_skips, joined_samples, leave_out, steer_learning_rate, watch_steps
 
 try:
     import torch
@@ -43,6 +44,9 @@ _SHARDED: Final = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
 #: The name of loggers that were given none.
 _LOGGERS_OWN_NAME: Final = "lightning_logs"
 
+#: What ``training_step`` may return with the loss, as ``Recorder.step`` takes it.
+_SAMPLES: Final = ("samples", "sample_ids", "sample_tokens", "token_losses")
+
 #: The hook of a module that can end an epoch.
 _BATCH_START: Final = "on_train_batch_start"
 
@@ -52,7 +56,8 @@ class SteptapeCallback(Callback):
 
         trainer = Trainer(callbacks=[SteptapeCallback("runs", rules="policy.yaml")])
 
-    Each ``fit`` is an attempt of a run. From a checkpoint, it resumes the run that wrote the checkpoint.
+    Each ``fit`` is an attempt of a run. From a checkpoint, it resumes the run that wrote the checkpoint. Sample losses
+    are those that ``training_step`` returns: ``{"loss": loss, "sample_ids": ids, **sample_losses(logits, labels)}``.
 
     Args:
         store: Folder of runs.
@@ -171,7 +176,9 @@ class SteptapeCallback(Callback):
             return
         is_automatic = pl_module.automatic_optimization
         self._micro_steps += 1
-        if isinstance(outputs, Mapping) and (loss := outputs.get("loss")) is not None:
+        held = outputs if isinstance(outputs, Mapping) else {}
+        self._batches.append({name: held[name] for name in _SAMPLES if held.get(name) is not None})
+        if (loss := held.get("loss")) is not None:
             # Lightning divides the loss for backward, and shows it divided.
             divided_by = self._number(trainer, "accumulate_grad_batches") if is_automatic else 1
             if divided_by is not None:
@@ -182,13 +189,14 @@ class SteptapeCallback(Callback):
         values, micro_steps, is_left_out = self._values, self._micro_steps, self._is_left_out
         if self._losses:
             values["loss"] = sum(self._losses) / len(self._losses)
+        samples = self._joined_batches()
         self._begin_update()
         batches, epoch = self._number(trainer, "num_training_batches"), self._property(trainer, "current_epoch")
         self._epoch = None if batches is None or epoch is None else epoch + (batch_idx + 1) / batches
         # Lightning counts the updates of each optimizer, if a module steps several by hand.
         step = self._updates if is_automatic else None
         how: Arguments = {"applied": False} if is_left_out else {}  # Else the watch of a gradient scaler knows it.
-        rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps, **how)
+        rec.step(values, step=step, epoch=self._epoch, micro_step=micro_steps, **how, **samples)
         if self._steer(trainer, rec).should_log:
             rec.log(values)
 
@@ -241,8 +249,20 @@ class SteptapeCallback(Callback):
     def _begin_update(self) -> None:
         self._values: dict[str, object] = {}
         self._losses: list[Any] = []
+        self._batches: list[Arguments] = []
         self._newest_loss = None
         self._micro_steps, self._is_left_out = 0, False
+
+    def _joined_batches(self) -> Arguments:
+        """Return the samples of the update's micro-batches. Warn once of what they lack."""
+        samples: Arguments = {}
+        with self._guard.trying("sample losses are not recorded, and training continues"):
+            samples = joined_samples(self._batches)
+            if "samples" in samples and "sample_ids" not in samples:
+                self._guard.warn("training_step returns no sample_ids: a sample is known by its place in the batch")
+            if "samples" not in samples and read_sample_losses(self._arguments.get("rules")):
+                self._guard.warn(f"the rules read sample losses, and training_step returns none. {LIGHTNING.samples}")
+        return samples
 
     def _settings_of(self, trainer: Any, pl_module: Any) -> dict[str, object]:
         """Return what the trainer decides of the training, and the number of parameters."""

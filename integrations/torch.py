@@ -70,6 +70,14 @@ def sample_losses(logits: Any, labels: Any, *, shift: bool = False, tokens: bool
     Raises:
         TelemetryError: The shapes do not fit, or the labels are no classes.
     """
+    return samples_of_tokens(*label_losses(logits, labels, shift=shift), tokens=tokens)
+
+
+def label_losses(logits: Any, labels: Any, *, shift: bool) -> tuple[Any, Any]:
+    """Return the loss of each label, and whether it counts. Both have the shape of the labels.
+
+    Args, raises: As for ``sample_losses``.
+    """
     shape = tuple(labels.shape)
     if tuple(logits.shape[:-1]) != shape or len(shape) not in (1, 2) or logits.shape[-1] < 2:
         what = "logits must have shape (n, classes) and labels (n,), or (n, t, classes) and (n, t)"
@@ -90,10 +98,10 @@ def sample_losses(logits: Any, labels: Any, *, shift: bool = False, tokens: bool
             for begin in range(0, len(rows), size)
         ]
         losses = torch.cat(parts).view(shape) if parts else torch.zeros(shape)
-    return losses_of_tokens(losses, labels >= 0, tokens=tokens)
+    return losses, labels >= 0
 
 
-def losses_of_tokens(losses: Any, counts: Any, *, tokens: bool) -> Arguments:
+def samples_of_tokens(losses: Any, counts: Any, *, tokens: bool) -> Arguments:
     """Return what ``sample_losses`` does.
 
     Args:

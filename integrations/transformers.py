@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..recorder.advice import TRANSFORMERS
-from ..recorder.arguments import Arguments, Ranks, completed
+from ..recorder.arguments import Arguments, Ranks, Samples, completed
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import Policy, parse_policy
+from ..rules.policy_file.policy import Policy, parse_policy, read_sample_losses
 from ..store.plan import Plan
 from .guard import Guard, State
 from .hugging_face import (
@@ -29,13 +29,16 @@ from .hugging_face import (
     exported_arguments,
     frequent_kinds,
     loss_scale,
+    number_samples,
     run_config,
     run_names,
     run_plan,
+    samples_of,
     stopper,
+    taken_sample_ids,
     with_groups,
 )
-from .torch import handle_skips, leave_out, steer_learning_rate
+from .torch import handle_skips, joined_samples, leave_out, steer_learning_rate
 
 try:
     from transformers import TrainerCallback
@@ -54,6 +57,8 @@ _FLAGS: Final = (
 )
 
 _EPOCHS: Final = "epochs.set"
+
+_NO_SAMPLES: Final = "sample losses are not recorded, and training continues"
 
 #: Callbacks by the run that they have open, so that a resume in the same process can end it first.
 _OPEN: Final[dict[str, SteptapeCallback]] = {}
@@ -95,6 +100,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         rules: The policy that steers the runs, as for ``Recorder``.
         kinds: Which of the events that come several times a step are recorded: ``needed`` (those that the rules have as
             triggers), ``all``, or a collection of kinds.
+        samples: Record the loss of each sample, and its position in the data set, if attached. ``Samples`` says which
+            are kept; with its ``tokens_over``, also the losses of tokens.
         completions: Record the rewards of each completion of TRL's ``GRPOTrainer``, if attached.
         recorder: A recorder to use instead of one for each run. It stays the caller's to close.
         arguments: Further arguments of ``Recorder``. By default the run's name, config, planned length and
@@ -110,17 +117,24 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         rules: str | Path | Sequence[str] | Policy | Mapping[str, Any] | None = None,
         *,
         kinds: str | Collection[str] = "needed",
+        samples: bool | Samples = False,
         completions: bool = False,
         recorder: Recorder | None = None,
         **arguments: Any,
     ) -> None:
         if isinstance(rules, Mapping):  # As ``state`` keeps a Policy.
             rules = parse_policy(**rules)
+        self._exported = exported_arguments(
+            store, rules, kinds, {"samples": samples, "completions": completions, **arguments}
+        )
+        if samples is not False:
+            arguments["samples"] = Samples() if samples is True else samples
         self._store, self._rules, self._arguments = store, rules, with_groups(arguments)
         self._callers_recorder, self._takes_completions = recorder, completions
+        self._samples: Samples | None = self._arguments.get("samples")
         self._guard = Guard(strict=bool(arguments.get("strict")), advice=TRANSFORMERS)
         self._kinds = frequent_kinds(kinds, rules, is_given=recorder is not None)
-        self._exported = exported_arguments(store, rules, kinds, {"completions": completions, **arguments})
+        self._undo_numbers: Callable[[], None] | None = None
         self._recorder: Recorder | None = None
         self._end_status: tuple[str | None, str | None] = (None, None)
         self._trainer: Any = None
@@ -157,7 +171,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             trainer.add_callback(self)
             self._is_added = True
         if not isinstance(trainer.training_step, Tap):
-            trainer.training_step = Tap(trainer.training_step, functools.partial(self._spread, trainer))
+            show, around = functools.partial(self._spread, trainer), functools.partial(self._watch_samples, trainer)
+            trainer.training_step = Tap(trainer.training_step, show, around)
         if self._takes_completions and not isinstance(getattr(trainer, "_calculate_rewards", None), Tap):
             with self._guard.trying("rewards of completions, which TRL's GRPOTrainer has, are not recorded"):
                 show = functools.partial(self._spread_completions, trainer)
@@ -176,6 +191,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         if self._is_added and self in trainer.callback_handler.callbacks:
             trainer.remove_callback(self)
         self._is_added = False
+        self._number(None)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[Self]:
@@ -211,12 +227,20 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     @_hook()
     def on_train_begin(
-        self, args: Any, state: Any, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None, **_: Any
+        self,
+        args: Any,
+        state: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        train_dataloader: Any = None,
+        **_: Any,
     ) -> None:
         self.close()
         resume = self._resume_state(state)
         self._has_epoch = self._refuses_evaluations = False
         self._begin_step()
+        self._prepare_samples(train_dataloader)
         self._recorder = recorder = self._opened(args, state, model, resume)
         self._end_status = ("failed", "train() did not reach its end")
         planned = state.max_steps
@@ -236,6 +260,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._end_status = (None, None)  # The run ends later: evaluations may follow.
+        self._number(None)
         with self._guard.trying("who stopped the training cannot be read"):
             is_stopped = control.should_training_stop and state.global_step < state.max_steps
             if is_stopped and self._recorder is not None and not self._recorder.control.should_stop:
@@ -293,6 +318,8 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         at: Arguments = {"step": state.global_step, "epoch": state.epoch, "micro_step": self._micro_step}
         if not self._is_applied:
             at["applied"] = False
+        with self._guard.trying("sample losses are not recorded"):
+            values.update(joined_samples(self._batches))
         self._begin_step()
         self._record("step", **at, **values)
         if "loss" not in values and args.logging_nan_inf_filter:
@@ -383,6 +410,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
 
     def _begin_step(self) -> None:
         self._values: Arguments = {}
+        self._batches: list[Arguments] = []
         self._micro_step, self._scale, self._is_applied, self._is_left_out = 0, 1.0, True, False
 
     def _observe(self, kind: str, state: Any, values: Mapping[str, Any] | None = None) -> None:
@@ -438,6 +466,65 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             self._refuses_evaluations = True
             self._record("annotate", f"the Trainer refuses to evaluate: {error}", refused="evaluate")
         return not self._refuses_evaluations
+
+    def _prepare_samples(self, loader: Any) -> None:
+        """Number the samples of the training; warn of losses that cannot come, or that rules read and nobody asks for.
+
+        Args:
+            loader: The data loader of the training.
+        """
+        if self._samples is None:
+            if self._callers_recorder is None and read_sample_losses(self._rules):
+                self._guard.warn(f"the rules read sample losses, which are not recorded. {TRANSFORMERS.samples}")
+        elif self._trainer is None:
+            self._guard.warn("samples: without callback.attach(trainer), no sample losses are recorded")
+        else:
+            self._number(loader)
+
+    def _number(self, loader: Any) -> None:
+        """Let the batches of a loader carry the positions of their samples, and those of an earlier one no longer."""
+        with self._guard.trying("the positions of samples in the data set are unknown"):
+            undo, self._undo_numbers = self._undo_numbers, None
+            if undo is not None:
+                undo()
+            if loader is not None:
+                self._undo_numbers = number_samples(loader)
+
+    @contextlib.contextmanager
+    def _watch_samples(self, trainer: Any, model: Any, inputs: Any, *_: Any) -> Iterator[None]:
+        """Compute the sample losses of a micro-batch in the forward pass that the trainer makes of it."""
+        ids = taken_sample_ids(inputs)  # The model knows no such argument.
+        asking: list[SteptapeCallback] = []
+        found: Arguments = {}
+        with contextlib.ExitStack() as watch:
+            with self._guard.trying(_NO_SAMPLES):
+                asking += [each for each in _callbacks(trainer) if each._samples is not None]
+                if asking:
+                    watch.callback(model.register_forward_hook(self._computing(trainer, inputs, asking, found)).remove)
+            yield
+        if not asking:
+            return
+        if ids is not None and found and len(ids) != len(found["samples"]):
+            self._guard.warn("a batch holds not one row for each of its samples: its sample losses have no ids")
+            ids = None
+        elif ids is None:
+            self._guard.warn("the positions of samples in the data set are unknown: sample losses have no ids")
+        for callback in asking:
+            callback._batches.append({**found, **({} if ids is None else {"sample_ids": ids})})
+
+    def _computing(
+        self, trainer: Any, inputs: Any, asking: Sequence[SteptapeCallback], found: Arguments
+    ) -> Callable[[Any, Any, Any], None]:
+        """Return a hook of a forward pass that puts the sample losses into ``found``, in the first pass of several."""
+        tokens = any(each._samples is not None and each._samples.tokens_over is not None for each in asking)
+        batch = dict(inputs) if isinstance(inputs, Mapping) else {}  # Trainers may take labels out of it.
+
+        def compute(_: Any, __: Any, output: Any) -> None:
+            with self._guard.trying(_NO_SAMPLES):
+                if not found:
+                    found.update(samples_of(trainer.model, batch, output, tokens=tokens))
+
+        return compute
 
     def _spread(self, trainer: Any, loss: Any, _: Any = None, inputs: Any = None, *__: Any) -> None:
         """Pass a loss on to the callbacks that the trainer has now, and have its accelerator show them gradient norms.

@@ -144,7 +144,7 @@ class Engine:
     @property
     def lacking_samples(self) -> list[str]:
         """The metrics that read sample losses and have had none yet, by name."""
-        return self._fold.lacking_samples
+        return [gauge.name for gauge in self._fold.gauges if gauge.lacks_samples]
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's rule reads.

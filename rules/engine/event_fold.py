@@ -60,6 +60,7 @@ class EventFold:
         clock: Its position in the run.
         needs_clock: Whether anything reads the clock.
         listeners: What an event of each kind updates and asks.
+        gauges: What computes its controller metrics.
         cached: The cached answers.
         has_metrics: Whether the policy declares controller metrics.
         own: What an agreement would gather, in a training of one process; None if others are to be asked, or nobody.
@@ -81,7 +82,7 @@ class EventFold:
         self.clock = self._workspace.clock
         self.needs_clock = blueprint.needs_clock
         self.listeners: defaultdict[str, Listener] = defaultdict(Listener)
-        self._gauges: list[MetricRunner] = []
+        self.gauges: list[MetricRunner] = []
         self._reads: dict[str, frozenset[str]] = {}
         self._build_metrics(plan)
         self._classifiers = [self._build_state(state) for state in policy.states]
@@ -89,7 +90,7 @@ class EventFold:
         for state in (each for each in self._classifiers if each.declaration in recorded):
             for kind in self._reads[state.name]:
                 self.listeners[kind].values_to_record().add_state(state)
-        self.has_metrics = bool(self._gauges or self._classifiers)
+        self.has_metrics = bool(self.gauges or self._classifiers)
         # A training of one process has no agreements: its own values are those of all ranks.
         self.own = OwnValues(policy.reads_ranks) if policy.reads_ranks and plan.world_size == 1 else None
         if policy.reads_ranks:
@@ -114,7 +115,7 @@ class EventFold:
             metric = declaration.metric(plan)
             cell = self._workspace.cells.setdefault(declaration.name, Cell())
             gauge = MetricRunner(declaration.name, metric, cell, self.policy.source, expected[declaration.name])
-            self._gauges.append(gauge)
+            self.gauges.append(gauge)
             self._reads[declaration.name] = self._reads.get(declaration.name, frozenset()) | metric.reads
             for kind in metric.kinds:
                 self.listeners[kind].gauges.append(gauge)
@@ -136,7 +137,7 @@ class EventFold:
             is_whole: Whether controller metrics take the plan, too.
         """
         constants = {name: value for name, value in constants_in(event.attrs).items() if concerns(name)}
-        self._take_plan(self.clock.declare(event.attrs), constants, self._gauges if is_whole else ())
+        self._take_plan(self.clock.declare(event.attrs), constants, self.gauges if is_whole else ())
 
     def _take_plan(self, plan: Plan, constants: Mapping[str, float], gauges: Iterable[MetricRunner]) -> None:
         """Continue under another plan, of which these constants are new."""
@@ -151,7 +152,7 @@ class EventFold:
         """Return to the plan of the start."""
         before, first = self.clock.plan.constants, self._first_plan
         changed = {name: value for name, value in first.constants.items() if before[name] != value}
-        self._take_plan(first, changed, self._gauges)
+        self._take_plan(first, changed, self.gauges)
 
     def _build_controller(self, controller: Controller, timers: Mapping[str, SpanTimer]) -> ControllerState:
         cooldown = controller.cooldown
@@ -232,7 +233,7 @@ class EventFold:
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
         self.cached.forget()
-        for gauge in self._gauges:
+        for gauge in self.gauges:
             gauge.renew()
         for classifier in self._classifiers:
             classifier.renew()
@@ -401,18 +402,13 @@ class EventFold:
         return [never_recorded(declared, key, self._intake.seen) for key, declared in readers.items()]
 
     @property
-    def lacking_samples(self) -> list[str]:
-        """The metrics that read sample losses and have had none yet, by name."""
-        return [gauge.name for gauge in self._gauges if gauge.lacks_samples]
-
-    @property
     def error_counts(self) -> Mapping[str, int]:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         counts: dict[str, int] = {}
         named = [(state.declaration.name, state.error_count) for state in self._states]
         named += [(classifier.name, classifier.error_count) for classifier in self._classifiers]
         named += [(gatekeeper.name, gatekeeper.error_count) for gatekeeper in self._intake.gatekeepers]
-        for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self._gauges)]:
+        for name, count in [*named, *((gauge.name, gauge.error_count) for gauge in self.gauges)]:
             if count:
                 counts[name] = counts.get(name, 0) + count
         return MappingProxyType(counts)

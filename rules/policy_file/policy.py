@@ -404,6 +404,15 @@ def triggering_kinds(rules: str | Path | Sequence[str] | Policy | None) -> froze
     )
 
 
+def read_sample_losses(rules: str | Path | Sequence[str] | Policy | None) -> bool:
+    """Whether controller metrics of rules read sample losses.
+
+    Raises:
+        PolicyError, TelemetryError: As ``triggering_kinds``.
+    """
+    return rules is not None and any(each.metric_class.reads_samples for each in given_policy(rules).metrics)
+
+
 def registered_classes() -> tuple[type[Metric] | type[Operation], ...]:
     """Return the classes from outside steptape that this process knows, for another to ``register_classes``."""
     return (*METRIC_CLASSES.registered, *OPERATION_CLASSES.registered)

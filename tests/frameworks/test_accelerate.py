@@ -341,8 +341,11 @@ def test_the_page_trains_as_it_shows(tmp_path: Path) -> None:
     """Its blocks that need accelerate run here."""
     assert run_page(TESTS.parent / "docs" / "how-to" / "accelerate.md", tmp_path) == []
 
-    run = only(tmp_path)
+    run, sampled = sorted(open_store(tmp_path / "runs"), key=lambda each: each.info.attempts[0].started_ns)
     assert (run.status, run.info.config["lr"], len(losses(run))) == ("completed", 0.1, 192)
+    rows = sampled.samples().to_pylist()
+    assert sorted(int(row["sample_id"]) for row in rows) == [*range(64)]
+    assert [row["step"] for row in rows] == [step for step in range(1, 5) for _ in range(16)]
 
 
 def test_rules_change_the_rate_of_a_prepared_optimizer(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("lightning", reason="lightning is not installed; 'make frame
 
 import torch
 from documents import run_page
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -28,6 +29,7 @@ from waiting import PATIENCE_S, until
 from frameworks.tiny_lightning import loader, tiny_module, tiny_trainer
 from steptape import Recorder, TelemetryError, backtest, open_run, open_store, verify
 from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
+from steptape.integrations.torch import sample_losses
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
 from steptape.store.run import Run
@@ -142,6 +144,7 @@ def test_the_classes_are_those_of_the_package_that_the_program_uses(used: str, o
     script = f"""
         import sys, {used} as used
         from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
+from steptape.integrations.torch import sample_losses
         import {used}.pytorch as used
     """.replace("pytorch_lightning.pytorch", "pytorch_lightning")
     script += f"""
@@ -689,4 +692,89 @@ def test_the_page_trains_as_it_shows(tmp_path: Path) -> None:
     """Its blocks that need lightning run here."""
     assert run_page(TESTS.parent / "docs" / "how-to" / "lightning.md", tmp_path) == []
 
-    assert [run.status for run in open_store(tmp_path / "runs")] == ["completed"] * 2
+    assert [run.status for run in open_store(tmp_path / "runs")] == ["completed"] * 3
+    ids = newest(tmp_path).samples()["sample_id"].to_pylist()
+    assert sorted(map(int, ids)) == [*range(32)]
+
+
+def classifier(*, returns: str = "samples") -> Any:
+    """Return a module that classifies, with dropout, and returns sample losses with or without ids, or none."""
+
+    class Classifier(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 3))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            ids, inputs, labels = batch
+            logits = self.layer(inputs)
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+            if returns == "nothing":
+                return loss
+            found = {"loss": loss, "sample_ids": ids, **sample_losses(logits, labels)}
+            return {name: value for name, value in found.items() if name != "sample_ids" or returns == "samples"}
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    torch.manual_seed(3)
+    return Classifier()
+
+
+def classes(poisoned: int | None = None) -> Any:
+    """Return shuffled batches of 4 of 48 samples that are easy to learn, but for a poisoned one."""
+    torch.manual_seed(5)
+    labels = torch.arange(48) % 3
+    inputs = 3.0 * torch.nn.functional.one_hot(labels, 4).float()
+    if poisoned is not None:
+        labels[poisoned] = (labels[poisoned] + 1) % 3
+    data = torch.utils.data.TensorDataset(torch.arange(48), inputs, labels)
+    return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+
+
+def test_sample_losses_that_a_module_returns_are_recorded_with_their_ids(tmp_path: Path) -> None:
+    """Those of all micro-batches of an update, and the weights stay as without them."""
+    weights = []
+    for returns in ("samples", "nothing"):
+        callback = SteptapeCallback(tmp_path / "runs", quiet=True)
+        module = classifier(returns=returns)
+        tiny_trainer(tmp_path, [callback], accumulate_grad_batches=3, max_epochs=2).fit(module, classes())
+        weights.append([each.detach().clone() for each in module.parameters()])
+    first = min(open_store(tmp_path / "runs"), key=lambda run: run.info.attempts[0].started_ns)
+    rows = first.samples().to_pylist()
+    by_step = {step: [row["loss"] for row in rows if row["step"] == step] for step in range(1, 9)}
+    means = [sum(each) / len(each) for each in by_step.values()]
+
+    assert sorted(int(row["sample_id"]) for row in rows) == sorted([*range(48)] * 2)
+    assert means == pytest.approx(values(first, "loss"), rel=1e-5)
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_a_poisoned_sample_is_named_by_bad_batches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As soon as the others have been learned."""
+    callback = SteptapeCallback(tmp_path / "runs", rules="bad_batches", quiet=True)
+    tiny_trainer(tmp_path, [callback], max_epochs=5).fit(classifier(), classes(poisoned=29))
+    said = [entry.getMessage() for entry in caplog.records if "samples carry" in entry.getMessage()]
+
+    assert {text.rsplit(": ", 1)[1] for text in said} == {"['29']"}
+    assert verify(newest(tmp_path)).identical
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        (
+            "nothing",
+            "the rules read sample losses, and training_step returns none. Return {'loss': loss, **sample_losses",
+        ),
+        ("no ids", "training_step returns no sample_ids"),
+    ],
+)
+def test_what_a_module_does_not_return_is_said_once(
+    tmp_path: Path, returns: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first update, with what to change."""
+    callback = SteptapeCallback(tmp_path / "runs", rules="bad_batches", quiet=True)
+    tiny_trainer(tmp_path, [callback], max_epochs=1).fit(classifier(returns=returns), classes())
+
+    assert caplog.text.count(said) == 1

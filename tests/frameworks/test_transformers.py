@@ -752,7 +752,7 @@ def test_what_an_unknown_version_lacks_is_named_once_and_the_rest_works(
     (run,) = runs_of(tmp_path)
     assert (run.status, trainer.state.global_step) == ("stopped", 7)
     steps = [event for event in run.stream() if event.kind == "step_end"]
-    assert all(set(event.metrics) == still for event in steps)
+    assert all(event.metrics.keys() - {"num_samples", "num_tokens"} == still for event in steps)
     assert [step for kind, step in kinds_of(run) if kind == "save"] == [3, 6]
     warnings = [record.getMessage() for record in caplog.records if f"no attribute '{lacking}'" in record.getMessage()]
     assert len(warnings) == len(set(warnings)) >= 1

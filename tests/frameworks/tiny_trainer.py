@@ -58,6 +58,7 @@ def tiny_trainer(
     data: Sequence[Mapping[str, Any]] | None = None,
     model: Any = None,
     model_init: Any = None,
+    collator: Any = None,
     **changes: Any,
 ) -> Trainer:
     """Return a trainer of the tiny model, with changes of its arguments."""
@@ -67,6 +68,7 @@ def tiny_trainer(
         train_dataset=tiny_data() if data is None else data,
         eval_dataset=tiny_data(4),
         callbacks=list(callbacks),
+        data_collator=collator,
         **own,
     )
     trainer.remove_callback(PrinterCallback)
