@@ -136,6 +136,7 @@ KERAS: Final = Advice(
     },
     handle=f"{_NO_HANDLER.format('Keras')}. Of the learning rate, it can change one that is no LearningRateSchedule",
     epoch="Keras gives it where the training data have a length",
+    samples="model.fit shows none: record with a Recorder",
     end="Log within model.fit",
     orders_steps=True,
 )
@@ -157,6 +158,7 @@ STABLE_BASELINES: Final = Advice(
     },
     handle=_NO_HANDLER.format("Stable-Baselines3"),
     epoch="Stable-Baselines3 has no epochs: read the step",
+    samples="model.learn shows none: record with a Recorder",
     end="Log within model.learn",
     orders_steps=True,
 )
