@@ -4,9 +4,9 @@
     python benchmarks/adapters.py --json     # one JSON line for each row
     python benchmarks/adapters.py --profile  # the functions that cost an update of Hugging Face's Trainer most
 
-Needs torch, and of transformers, lightning, accelerate, tensorboard and wandb what is to be measured, as
-tests/frameworks/*.txt list them. Rounds of all rows of a framework take turns, so that other load affects them alike. A
-figure is the median over rounds of the median of a round's updates after the first ten.
+Needs torch, and of transformers, lightning, accelerate, keras, stable-baselines3, tensorboard and wandb what is to be
+measured, as tests/frameworks/*.txt list them. Rounds of all rows of a framework take turns, so that other load affects
+them alike. A figure is the median over rounds of the median of a round's updates after the first ten.
 """
 
 from __future__ import annotations
@@ -198,6 +198,77 @@ def lightning() -> Mapping[str, Training]:
     }
 
 
+# --- Keras ------------------------------------------------------------------------------------------------------------
+
+
+def keras_fit() -> Mapping[str, Training]:
+    """Return trainings by Keras, on torch, of a model as small."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    from steptape.integrations.keras import SteptapeCallback
+
+    class Ticks(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self, clock: Clock) -> None:
+            super().__init__()
+            self.clock = clock
+
+        def on_train_batch_begin(self, *_: Any, **__: Any) -> None:
+            self.clock.tick()
+
+    def train(_: Path, clock: Clock, *callbacks: Any) -> None:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((32,)), *layers])
+        model.compile(keras.optimizers.SGD(0.01), loss="mse")
+        x = DATA.repeat(UPDATES, 1).numpy()
+        model.fit(x, 0 * x[:, :1], batch_size=8, verbose=0, callbacks=[Ticks(clock), *callbacks])
+
+    def ours(folder: Path, clock: Clock, rules: str | None = None) -> None:
+        train(folder, clock, SteptapeCallback(folder / "runs", rules=rules, quiet=True))
+
+    return {
+        "no callback": train,
+        "steptape's callback": ours,
+        "steptape's callback, `loss_spike`": lambda folder, clock: ours(folder, clock, "loss_spike"),
+    }
+
+
+# --- Stable-Baselines3 ------------------------------------------------------------------------------------------------
+
+
+def stable_baselines3() -> Mapping[str, Training]:
+    """Return trainings by DQN, with an update for each four steps of the environment."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.callbacks import BaseCallback
+
+    from steptape.integrations.stable_baselines3 import SteptapeCallback
+
+    class Ticks(BaseCallback):  # type: ignore[misc]
+        def __init__(self, clock: Clock) -> None:
+            super().__init__()
+            self.clock = clock
+
+        def _on_rollout_start(self) -> None:
+            self.clock.tick()
+
+        def _on_step(self) -> bool:
+            return True
+
+    def train(_: Path, clock: Clock, *callbacks: Any) -> None:
+        model = DQN("MlpPolicy", "CartPole-v1", learning_starts=0, buffer_size=1000, seed=0, device="cpu")
+        model.learn(4 * UPDATES, callback=[Ticks(clock), *callbacks])
+
+    def ours(folder: Path, clock: Clock, rules: str | None = None) -> None:
+        train(folder, clock, SteptapeCallback(folder / "runs", rules=rules, quiet=True))
+
+    return {
+        "no callback": train,
+        "steptape's callback": ours,
+        "steptape's callback, `loss_spike`": lambda folder, clock: ours(folder, clock, "loss_spike"),
+    }
+
+
 # --- Accelerate -------------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +386,8 @@ def tensorboard_shim() -> Mapping[str, Training]:
 FRAMEWORKS: Final[Mapping[str, tuple[str, Callable[[], Mapping[str, Training]]]]] = {
     "Hugging Face's Trainer": ("transformers", hugging_face),
     "Lightning": ("lightning", lightning),
+    "Keras": ("keras", keras_fit),
+    "Stable-Baselines3": ("stable_baselines3", stable_baselines3),
     "Accelerate": ("accelerate", accelerate),
     "a loop with W&B's calls": ("torch", wandb_shim),
     "a loop with TensorBoard's calls": ("torch", tensorboard_shim),

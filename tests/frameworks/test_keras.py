@@ -21,6 +21,7 @@ import keras
 import numpy as np
 import torch
 from documents import run_page
+from waiting import PATIENCE_S
 
 from steptape import TelemetryError, backtest, load_policy, open_store, verify
 from steptape.integrations.keras import SteptapeCallback
@@ -192,6 +193,42 @@ def test_a_compiled_training_is_recorded_from_the_sums_of_keras(
     assert values(newest(tmp_path), "loss") == pytest.approx(losses, rel=1e-4)
 
 
+WITH_JAX = """
+import json, os, sys
+os.environ["KERAS_BACKEND"] = "jax"
+import keras
+import numpy as np
+from steptape.integrations.keras import SteptapeCallback
+
+x = np.random.default_rng(7).normal(size=(30, 4)).astype("float32")
+rules, histories = ["evaluate if step == 4", "save if step == 6"], []
+recorded = SteptapeCallback("runs", rules=rules, validation_data=(x, x))
+stopped = SteptapeCallback("runs", rules=["stop if step == 12"])
+for callbacks in ([], [recorded], [stopped]):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.2), keras.layers.Dense(4)])
+    model.compile("sgd", loss="mse", metrics=["mse"], steps_per_execution=2)
+    histories.append(model.fit(x, x, batch_size=4, epochs=2, callbacks=callbacks, verbose=0).history)
+print(json.dumps(histories[0] == histories[1]))
+"""
+
+
+def test_a_training_with_jax_is_recorded_and_steered(tmp_path: Path) -> None:
+    """The same to the bit, with two updates for each call of the callback: it has their mean."""
+    pytest.importorskip("jax", reason="jax is not installed; 'make frameworks' installs it")
+    command = [sys.executable, "-W", "ignore", "-c", WITH_JAX]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
+
+    assert (done.stdout, "failed" in done.stderr) == ("true\n", False), done.stderr
+    runs = sorted(open_store(tmp_path / "runs"), key=lambda run: run.info.attempts[0].started_ns)
+    assert [(run.status, [event.step for event in events(run)]) for run in runs] == [
+        ("completed", list(range(2, 17, 2))),
+        ("stopped", list(range(2, 13, 2))),
+    ]
+    assert values(runs[0], "loss") == values(runs[0], "mse")
+    assert [event.step for kind in ("evaluate", "save") for event in events(runs[0], kind)] == [4, 6]
+
+
 def test_the_epochs_and_validations_are_those_of_keras(tmp_path: Path) -> None:
     """An evaluation has the names of Keras, and is in the epoch that it ends."""
     history = fit(tiny_model(), [SteptapeCallback(tmp_path / "runs")], validation_freq=2)
@@ -331,7 +368,9 @@ def test_a_killed_training_that_keras_restores_continues_its_run(tmp_path: Path)
     """The program is the same at each start. Its first attempt is killed in the second epoch."""
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     ends = [
-        subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, at], cwd=tmp_path, env=environment).returncode
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", PROGRAM, at], cwd=tmp_path, env=environment, timeout=PATIENCE_S
+        ).returncode
         for at in ("13", "-1")
     ]
     whole = tiny_model(dropout=0.0)
