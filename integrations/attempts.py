@@ -77,7 +77,10 @@ class Attempts:
             plan: The planned length, as fields of ``Plan``, unless the caller has given them.
             config: Hyper-parameters, to which the caller's own are added.
         """
-        for earlier in {self, _OPEN.get(model, self)}:
+        self.end_unfinished()
+        earlier = _OPEN.get(model)
+        if earlier is not None and earlier.live is not None:
+            self.guard.warn(f"an earlier callback still records this model into {earlier._store}; its run ends")
             earlier.end_unfinished()
         own = self._arguments.get("config")
         merged = {**config, **own} if isinstance(own, Mapping) else own or config

@@ -70,6 +70,7 @@ class SteptapeCallback(Callback):
         self._state: State | None = None
         self._undo: list[Callable[[], object]] = []
         self._step = self._first_step = self._epoch_step = 0
+        self._is_beginning = False
         self._rate: Any = None
         self._scheduled: float | None = None
         self._lr: float | None = None
@@ -97,11 +98,15 @@ class SteptapeCallback(Callback):
         """End the run of an earlier ``fit`` that did not reach its end."""
         self._leave()
         self._attempts.end_unfinished()
+        self._is_beginning = True
 
     @guarded
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Record the beginning of an epoch. With the first one, open the run: the model is restored by then."""
-        rec = self._attempts.live or self._opened(epoch)
+        is_beginning, self._is_beginning = self._is_beginning, False
+        rec = self._opened(epoch) if is_beginning else self._attempts.live
+        if rec is None:
+            return
         self._number, self._epoch, self._batch = epoch, float(epoch), -1
         self._totals.clear()
         self._begin_update()

@@ -431,6 +431,15 @@ def test_a_cell_that_is_run_again_after_an_interrupt_ends_the_run_of_the_first_t
     assert ends == {"first": ("failed", "fit() did not reach its end"), "second": ("completed", None)}
 
 
+def test_of_two_callbacks_of_a_fit_the_last_one_records(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """All of it, in one run; a warning says so."""
+    fit(tiny_model(), [SteptapeCallback(tmp_path / "runs", name=name) for name in ("first", "second")])
+
+    steps = {run.info.name: len(events(run)) for run in open_store(tmp_path / "runs")}
+    assert steps == {"first": 0, "second": 3 * BATCHES}
+    assert "an earlier callback still records this model" in caplog.text
+
+
 def test_rules_change_the_rate_of_an_update_and_keras_keeps_its_own(tmp_path: Path) -> None:
     """The weights are those of a training whose own callback sets these rates."""
 
