@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..recorder.advice import LIGHTNING
-from ..recorder.arguments import Arguments, Ranks, completed
+from ..recorder.arguments import Arguments, Ranks, completed, declared_policy
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import read_sample_losses
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from .guard import Guard, State, guarded
@@ -86,7 +85,7 @@ class SteptapeCallback(Callback):
         self._undo: list[Callable[[], object]] = []
         self._validation: tuple[Any, Any] | None = None
         self._skipped: tuple[dict[str, object], dict[str, object]] | None = None
-        self._leaves_out = False
+        self._leaves_out = self._reads_samples = False
         self._epochs: int | None = None
         self._guard = Guard(strict=bool(arguments.get("strict")), advice=LIGHTNING)
         self._begin_update()
@@ -132,6 +131,9 @@ class SteptapeCallback(Callback):
         self._has_norm = self._grad_norm and not is_sharded
         state = self._state if trainer.global_step else None
         self._epochs = self._epochs if trainer.global_step else None
+        with self._guard.passing():
+            arguments["rules"] = policy = declared_policy(arguments.get("rules"))
+        self._reads_samples = policy is not None and policy.reads_sample_losses
         self.recorder = self._guard.opened(self._store, state, arguments, anew=self._name_of(trainer))
         self._updates = trainer.global_step
         self._epoch: float | None = None
@@ -260,7 +262,7 @@ class SteptapeCallback(Callback):
             samples = joined_samples(self._batches)
             if "samples" in samples and "sample_ids" not in samples:
                 self._guard.warn("training_step returns no sample_ids: a sample is known by its place in the batch")
-            if "samples" not in samples and read_sample_losses(self._arguments.get("rules")):
+            if "samples" not in samples and self._reads_samples:
                 self._guard.warn(f"the rules read sample losses, and training_step returns none. {LIGHTNING.samples}")
         return samples
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..recorder.advice import TRANSFORMERS
-from ..recorder.arguments import Arguments, Ranks, Samples, completed
+from ..recorder.arguments import Arguments, Ranks, Samples, completed, declared_policy
 from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import Policy, parse_policy, read_sample_losses
+from ..rules.policy_file.policy import Policy, parse_policy
 from ..store.plan import Plan
 from .guard import Guard, State
 from .hugging_face import (
@@ -133,7 +133,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._callers_recorder, self._takes_completions = recorder, completions
         self._samples: Samples | None = self._arguments.get("samples")
         self._guard = Guard(strict=bool(arguments.get("strict")), advice=TRANSFORMERS)
-        self._kinds = frequent_kinds(kinds, rules, is_given=recorder is not None)
+        policy = declared_policy(rules)
+        self._reads_samples = policy is not None and policy.reads_sample_losses
+        self._kinds = frequent_kinds(kinds, policy, is_given=recorder is not None)
         self._undo_numbers: Callable[[], None] | None = None
         self._recorder: Recorder | None = None
         self._end_status: tuple[str | None, str | None] = (None, None)
@@ -474,7 +476,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             loader: The data loader of the training.
         """
         if self._samples is None:
-            if self._callers_recorder is None and read_sample_losses(self._rules):
+            if self._reads_samples:
                 self._guard.warn(f"the rules read sample losses, which are not recorded. {TRANSFORMERS.samples}")
         elif self._trainer is None:
             self._guard.warn("samples: without callback.attach(trainer), no sample losses are recorded")
@@ -507,7 +509,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         if ids is not None and found and len(ids) != len(found["samples"]):
             self._guard.warn("a batch holds not one row for each of its samples: its sample losses have no ids")
             ids = None
-        elif ids is None:
+        elif ids is None and found:
             self._guard.warn("the positions of samples in the data set are unknown: sample losses have no ids")
         for callback in asking:
             callback._batches.append({**found, **({} if ids is None else {"sample_ids": ids})})

@@ -122,7 +122,7 @@ def _nothing_there(run: Run, step: int) -> TelemetryError:
     """Return the error that names the nearest steps with samples."""
     near = run.rows(f"SELECT DISTINCT step FROM samples ORDER BY abs(step - {step}), step LIMIT 3")
     if not near:
-        fix = "Pass them to rec.step: samples=LOSSES, sample_ids=IDS"
+        fix = "Pass them to rec.step: samples=LOSSES, sample_ids=IDS. For Hugging Face: SteptapeCallback(samples=True)"
         return TelemetryError("the run recorded no sample losses", where=run.run_id, fix=fix)
     steps = ", ".join(str(row["step"]) for row in near)
     fix = f"Nearest steps with samples: {steps}"

@@ -108,8 +108,12 @@ class Policy:
     @property
     def reads_samples(self) -> bool:
         """Whether the events that it is folded over must carry their sample losses and vectors."""
-        classes = [declaration.metric_class for declaration in self.metrics]
-        return any(metric.reads_samples or metric.reads_vectors for metric in classes)
+        return self.reads_sample_losses or any(declaration.metric_class.reads_vectors for declaration in self.metrics)
+
+    @property
+    def reads_sample_losses(self) -> bool:
+        """Whether its controller metrics read sample losses."""
+        return any(declaration.metric_class.reads_samples for declaration in self.metrics)
 
     @property
     def reads_ranks(self) -> frozenset[str]:
@@ -402,15 +406,6 @@ def triggering_kinds(rules: str | Path | Sequence[str] | Policy | None) -> froze
     return frozenset(
         trigger.removeprefix("on_") for each in given_policy(rules).controllers for trigger in each.triggers
     )
-
-
-def read_sample_losses(rules: str | Path | Sequence[str] | Policy | None) -> bool:
-    """Whether controller metrics of rules read sample losses.
-
-    Raises:
-        PolicyError, TelemetryError: As ``triggering_kinds``.
-    """
-    return rules is not None and any(each.metric_class.reads_samples for each in given_policy(rules).metrics)
 
 
 def registered_classes() -> tuple[type[Metric] | type[Operation], ...]:

@@ -116,7 +116,11 @@ def test_losses_and_weights_are_bit_equal_with_and_without_samples(tmp_path: Pat
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("changes", [{}, {"bf16": True}, {"label_smoothing_factor": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"bf16": True}, {"label_smoothing_factor": 0.1}, {"accelerator_config": {"dispatch_batches": True}}],
+    ids=str,
+)
 def test_each_sample_has_its_own_loss_and_its_position_in_the_data_set(
     tmp_path: Path, workers: int, changes: dict[str, Any]
 ) -> None:
@@ -398,6 +402,20 @@ def test_the_selection_of_samples_is_kept_by_a_checkpoint(tmp_path: Path) -> Non
 
     assert restored._samples == Kept(every=2, top=1)
     assert [step for step, _, _ in rows_of(runs_of(tmp_path)[0])] == [2, 4]
+
+
+def test_the_receipt_of_a_skipped_batch_names_its_samples(tmp_path: Path) -> None:
+    """Those of all of its micro-batches."""
+    text = "controllers: [{name: a, triggers: [on_pre_optimizer_step], rule: step == 2, operations: [batch.skip()]}]"
+    callback = SteptapeCallback(tmp_path / "runs", policy_file(tmp_path, text), samples=True, quiet=True)
+    trainer = tiny_trainer(tmp_path, max_steps=4, save_strategy="no")
+    callback.attach(trainer)
+    with callback.training():
+        trainer.train()
+    (run,) = runs_of(tmp_path)
+    (receipt,) = [event for event in run.events() if event.kind == "operation_applied"]
+
+    assert [*map(str, receipt.attrs["sample_ids"])] == [name for step, name, _ in rows_of(run) if step == 3]
 
 
 def test_a_recorder_of_ones_own_is_given_the_samples(tmp_path: Path) -> None:
