@@ -30,7 +30,7 @@ logger = logging.getLogger("steptape")
 _WATCHES: Final[weakref.WeakKeyDictionary[Any, StepWatch]] = weakref.WeakKeyDictionary()
 
 #: The operation that leaves out an update.
-SKIP: Final = "batch.skip()"
+SKIP: Final = "batch.skip"
 
 _LEARNING_RATE: Final = "lr."
 
@@ -232,9 +232,9 @@ def handle_skips(rec: Recorder, optimizer: Any) -> bool:
     Returns:
         Whether it does. ``leave_out`` is to be called before an update then.
     """
-    handles = SKIP in rec.operations and makes_updates(optimizer)
+    handles = any(each.startswith(SKIP) for each in rec.operations) and makes_updates(optimizer)
     if handles:
-        rec.handle(SKIP.removesuffix("()"))
+        rec.handle(SKIP)
     return handles
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from .operations.loop_operations import Handlers, Operations
     from .process.system_sampling import SystemSampling
     from .steering import Steering
+
+logger = logging.getLogger("steptape.rules")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -187,7 +190,10 @@ class LiveAttempt:
             rank, hands = self._settings.rank, handlers or Handlers()
             gather = rank.gather if rank.has_group else None
             given = (gather, hands, self._control, self.position, self.warnings, self.emit)
-            self.operations = self.agreement.operations = Operations(*given, self.calls, self._kept)
+            steered = self._steering
+            is_alarmed = (lambda: False) if steered is None else lambda: steered.is_alarmed
+            more = (self.calls, self._kept, is_alarmed, self._give_up)
+            self.operations = self.agreement.operations = Operations(*given, *more)
         return self.operations
 
     @property
@@ -265,6 +271,16 @@ class LiveAttempt:
         if self.system is not None and self.system.waiting:
             self.system.carry_out(self.event_log.kinds, self.event_log.started_ns, self.warnings.once, self.emit_own)
         return self._control
+
+    def _give_up(self, why: str) -> None:
+        """Ask the loop for a checkpoint and its end, because what rules order heals nothing."""
+        logger.warning(
+            "step %d: asks for a checkpoint and the end of the training, because %s", self.position.step, why
+        )
+        self._requests.why_to_stop = self._requests.why_to_stop or why
+        for name in ("save", "stop"):
+            self.agreement.order_flag(name, who=why)
+            self.agreement.serve(name)
 
     def sample_system(self, every_s: float) -> None:
         """Let a process sample the machine, at least every so many seconds."""

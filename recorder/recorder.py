@@ -299,6 +299,8 @@ class Recorder:
         if operations is not None:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
         self._apply(outcomes)
+        if operations is not None and operations is self._live.operations:
+            operations.take_point_if_due()
         if self._live is live and self._log_every and place.number and place.number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
@@ -594,6 +596,41 @@ class Recorder:
 
         return self._operate().use_learning_rate(optimizer, scheduler, note)
 
+    def restore_points(
+        self,
+        model: Module | Sequence[Module],
+        optimizer: Any,
+        scaler: Any = None,
+        *,
+        every: int = 50,
+        keep: int = 3,
+        on_device: bool = False,
+    ) -> None:
+        """Keep copies of weights and moments in memory, to which ``undo.to`` returns the training in place.
+
+        A point is taken at the end of ``step`` (with several ranks: of ``agree``), while no rule that orders an undo is
+        true. After an undo, data, steps and the schedule of the learning rate go on, gradients are cleared, and all
+        tensors are the same objects. Each rank keeps what it holds: all weights, or its shards under FSDP2.
+
+        Args:
+            model: The model, or several. Their parameters and buffers go back.
+            optimizer: Its optimizer, or several in a list. Their states go back, and their learning rates do not.
+            scaler: The loop's ``GradScaler``, whose scale goes back.
+            every: Updates between two points.
+            keep: The most points. Each takes the memory of the weights and of the optimizer's state.
+            on_device: Whether copies stay on the GPU; else they go to pinned memory of the host while it computes.
+
+        Raises:
+            TelemetryError: An argument is wrong, or the model is one of DeepSpeed or FSDP1.
+        """
+        from .operations.restore_points import RestorePoints  # torch is there only where models are.
+
+        points = RestorePoints(model, optimizer, scaler, every=every, keep=keep, on_device=on_device)
+        handlers = self._operate().handlers
+        if handlers.points is not None:
+            handlers.points.close()
+        handlers.points = points
+
     def watch(
         self,
         model: Module,
@@ -831,7 +868,7 @@ class Recorder:
             operations.change_rate(waiting)
             return
         order, save, state = loaded
-        step, begun = live.position.step, live.document.info
+        step, begun, undos = live.position.step, live.document.info, operations.undos
         attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
         described = dataclasses.replace(own.described, attempts=(attempt,))
         live.give_way(f"rolled back to step {save.step}")
@@ -848,7 +885,7 @@ class Recorder:
         for flag, value in flags.items():
             setattr(self.control, flag, value)
         operations = self._operate()
-        operations.record_rollback(order, save, begun.last.attempt, step)
+        operations.record_rollback(order, save, begun.last.attempt, step, undos)
         operations.change_rate(dataclasses.replace(each, from_attempt=begun.last.attempt) for each in waiting)
 
     def _begin(self, opening: Opening) -> None:

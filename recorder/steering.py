@@ -14,7 +14,7 @@ from typing import Final
 
 from ..rules.checks.finding_codes import FindingCode
 from ..rules.checks.findings import findings_of
-from ..rules.effects import Effect, in_order, is_call
+from ..rules.effects import Effect, in_order, is_call, orders_undo
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
 from ..rules.language.name_patterns import MetricNames
@@ -107,6 +107,8 @@ class Steering:
         self._operations = {entry.name: entry.operation() for entry in engine.policy.operations}
         self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
         self._stop_asked_at: int | None = None
+        own = engine.policy.controllers
+        self._undoing = [each.name for each in own if orders_undo(each.operations) and not each.is_shadow]
 
     @property
     def error_counts(self) -> Mapping[str, int]:
@@ -135,6 +137,11 @@ class Steering:
                 logger.warning("%s", line)
         except Exception:  # The run has ended: no failure of this advice may reach the loop.
             logger.exception("what rules awaited could not be checked")
+
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether a rule that orders an undo was true when it was last judged."""
+        return any(self._engine.is_true(name) for name in self._undoing)
 
     @property
     def decision_digest(self) -> str:

@@ -111,7 +111,7 @@ class CallForm:
     Attributes:
         effect: What it does to the loop.
         parameters: By name, in the order of a call.
-        is_before_update: Whether it takes effect only if the loop asks before an update.
+        is_before_update: Whether it takes effect only if the loop asks before an update, without its argument.
     """
 
     effect: Effect
@@ -132,7 +132,7 @@ CALLS: Final[Mapping[str, CallForm]] = {
     "lr.reduce": CallForm(Effect.STEER, {"factor": _FACTOR}),
     "lr.restore": CallForm(Effect.STEER, {}),
     "epochs.set": CallForm(Effect.STEER, {"n": _Parameter(int, least=1, is_required=True)}),
-    "batch.skip": CallForm(Effect.STEER, {}, is_before_update=True),
+    "batch.skip": CallForm(Effect.STEER, {"updates": _Parameter(int, least=1)}, is_before_update=True),
     "rollback.to": CallForm(
         Effect.STEER,
         {
@@ -140,6 +140,10 @@ CALLS: Final[Mapping[str, CallForm]] = {
             "before": _Parameter(int, default=0),
             "times": _Parameter(int, least=1, default=3),
         },
+    ),
+    "undo.to": CallForm(
+        Effect.STEER,
+        {"before": _Parameter(int, is_required=True), "times": _Parameter(int, least=1, default=3)},
     ),
     "detail.set": CallForm(Effect.ADJUST, {"level": _Parameter(int, is_required=True)}),
 }
@@ -201,6 +205,17 @@ def is_call(operation: str) -> bool:
     return "(" in operation
 
 
+def is_before_update(operation: str) -> bool:
+    """Whether an operation takes effect only if the loop asks before the update that it is for.
+
+    >>> is_before_update("batch.skip()"), is_before_update("batch.skip(updates=3)")
+    (True, False)
+    """
+    if not is_call(operation) or not CALLS[call_name(operation)].is_before_update:
+        return False
+    return all(value is None for value in parse_template(operation).call.arguments.values())
+
+
 def call_name(operation: str) -> str:
     """Return the operation that a call is of.
 
@@ -213,6 +228,11 @@ def call_name(operation: str) -> str:
 def may_become(template: str, operation: str) -> bool:
     """Whether a decision may write an operation of the policy as this one, once its arguments are computed."""
     return operation == template or (is_call(template) and call_name(template) == call_name(operation))
+
+
+def orders_undo(operations: Iterable[str]) -> bool:
+    """Whether one of the operations returns to a restore point."""
+    return any(operation.startswith("undo.to(") for operation in operations)
 
 
 def rolls_back(operations: Iterable[str]) -> bool:

@@ -26,9 +26,9 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
     train_end
 
 A loop may emit kinds of its own at any place: ``custom:<name>``. People and steptape itself add ``annotation``,
-``failure``, ``gap``, ``plan`` (what the loop declared late), ``agreement``, ``operation_applied`` and
-``operation_refused``. The rule engine adds ``decision``,
-``cleared``, ``rule_error``, ``rule_warning`` and ``derived``.
+``failure``, ``gap``, ``plan`` (what the loop declared late), ``agreement``, ``operation_applied``,
+``operation_refused`` and ``restore_point``. The rule engine adds ``decision``, ``cleared``, ``rule_error``,
+``rule_warning`` and ``derived``.
 """
 
 from __future__ import annotations
@@ -73,11 +73,26 @@ LOOP_KINDS: Final = (
 )
 
 #: Kinds that people and the recorder add. They never trigger a rule.
-NOTE_KINDS: Final = ("annotation", "failure", "gap", "plan", "agreement", "operation_applied", "operation_refused")
+NOTE_KINDS: Final = (
+    "annotation",
+    "failure",
+    "gap",
+    "plan",
+    "agreement",
+    "operation_applied",
+    "operation_refused",
+    "restore_point",
+)
 
 #: The receipts: what the loop made of an operation that a rule asked for. A fact of the run, no decision.
 OPERATION_APPLIED: Final = "operation_applied"
 OPERATION_REFUSED: Final = "operation_refused"
+
+#: The recorder has kept a restore point in memory.
+RESTORE_POINT: Final = "restore_point"
+
+#: The kinds whose events are facts about what the loop did for rules.
+FACT_KINDS: Final = frozenset((OPERATION_APPLIED, OPERATION_REFUSED, RESTORE_POINT))
 
 #: What the rule engine did, as the recorder logged it.
 OUTCOME_KINDS: Final = ("decision", "cleared", "rule_error", "rule_warning")

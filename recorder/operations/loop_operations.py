@@ -17,12 +17,13 @@ from ...rules.effects import (
     OperationCall,
     call_name,
     in_order,
+    is_before_update,
     parse_call,
     parse_template,
     rolls_back,
 )
 from ...store.errors import TelemetryError, counted, shortened
-from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, Event
+from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RESTORE_POINT, Event
 from ..advice import OWN, Advice
 from ..calls.call_warnings import CallWarnings
 from ..control import ROLL_BACK, Control
@@ -31,6 +32,7 @@ from .learning_rate import IDLE_UPDATES, LearningRate
 
 if TYPE_CHECKING:
     from ...rules.engine.decisions import Decision
+    from .restore_points import RestorePoints
 
 logger = logging.getLogger("steptape.rules")
 
@@ -38,10 +40,14 @@ logger = logging.getLogger("steptape.rules")
 SKIP: Final = "batch.skip"
 LEARNING_RATE: Final = "lr."
 
+#: The operation that the recorder carries out itself, with the loop's restore points.
+UNDO: Final = "undo.to"
+
 #: What a loop must call to carry out an operation, by the operation's first word.
 _HOW: Final[Mapping[str, str]] = {
     "lr": "Call {rec}.learning_rate(optimizer, scheduler)",
     "batch": "Call {rec}.handle('batch.skip'), and leave out the update when {rec}.control.should_skip is true",
+    "undo": "Call {rec}.restore_points(model, optimizer)",
     "rollback": "Give {rec}.handle('rollback.to', function) a function that loads a checkpoint",
 }
 
@@ -120,6 +126,21 @@ class OrderedOperation:
         return attrs if self.from_attempt is None else {**attrs, "from_attempt": self.from_attempt}
 
 
+@dataclass(slots=True)
+class _Skip:
+    """Updates that the loop is to leave out.
+
+    Attributes:
+        order: The order.
+        updates: How many are left.
+        ids: The ids of the samples that were left out.
+    """
+
+    order: OrderedOperation
+    updates: int
+    ids: list[Any] = field(default_factory=list)
+
+
 #: Carries out a request. Returns None or details for the receipt, or the reason why it did not.
 Handler: TypeAlias = Callable[[OperationRequest], "str | Mapping[str, Any] | None"]
 
@@ -131,15 +152,19 @@ class Handlers:
     Attributes:
         functions: By operation; None for one that the loop reads from a flag.
         learning_rate: The loop's; None without one.
+        points: The loop's restore points; None without any.
         has_named: Whether the operations that lack a handler have been named.
     """
 
     functions: dict[str, Handler | None] = field(default_factory=dict)
     learning_rate: LearningRate | None = None
+    points: RestorePoints | None = None
     has_named: bool = False
 
     def has(self, operation: str) -> bool:
         """Whether the loop carries out an operation."""
+        if operation == UNDO:
+            return self.points is not None
         return self.learning_rate is not None if operation.startswith(LEARNING_RATE) else operation in self.functions
 
     def add(self, operation: str, function: Handler | None) -> None:
@@ -148,7 +173,7 @@ class Handlers:
         Raises:
             TelemetryError: There is no such operation, or it cannot be handled in this way.
         """
-        if operation.startswith(LEARNING_RATE) or operation not in CALLS:
+        if operation.startswith(LEARNING_RATE) or operation == UNDO or operation not in CALLS:
             fix = _how_to_handle(operation) if operation in CALLS else f"Operations are {', '.join(CALLS)}"
             raise TelemetryError("handle: not an operation that takes a function", got=operation, fix=fix)
         if (function is None) != (operation == SKIP):
@@ -183,6 +208,8 @@ class Operations:
         emit: Records an event.
         calls: The operations that its rules may order.
         kept: The receipts of what was carried out so far, and the checkpoints, in order.
+        is_alarmed: Whether a rule that orders an undo is true. No restore point is taken then.
+        give_up: Asks for a checkpoint and the end of the training, and says why.
 
     Attributes:
         rollback: The rollback to carry out once all decisions of the event are; None without one.
@@ -198,14 +225,17 @@ class Operations:
         emit: Callable[..., None],
         calls: tuple[str, ...],
         kept: Iterable[Event],
+        is_alarmed: Callable[[], bool],
+        give_up: Callable[[str], None],
     ) -> None:
         self._gather, self.handlers, self._control, self._position = gather, handlers, control, position
         self._warnings, self._emit, self._calls = warnings, emit, calls
+        self._is_alarmed, self._give_up = is_alarmed, give_up
         known = list(kept)
         self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
-        self._skips: list[OrderedOperation] = []
+        self._skips: list[_Skip] = []
         self._waiting: list[OrderedOperation] = []
         self._early: list[OrderedOperation] = []
         self._unanswered = 0
@@ -225,7 +255,7 @@ class Operations:
         name = order.call.name
         if not self.handlers.has(name):
             # A rule may order it as the training begins, and a loop names its functions after that.
-            if self.handlers.has_named or name in (SKIP, ROLL_BACK) or name.startswith(LEARNING_RATE):
+            if self.handlers.has_named or name in (SKIP, ROLL_BACK, UNDO) or name.startswith(LEARNING_RATE):
                 self._refuse(order, _NO_HANDLER)
             else:
                 self._early.append(order)
@@ -238,9 +268,11 @@ class Operations:
                 self.change_rate([order])
         elif name == SKIP:
             self._control.should_skip = True
-            self._skips.append(order)
+            self._skips.append(_Skip(order, int(order.call.arguments["updates"] or 1)))
         elif name == ROLL_BACK:
             self._prepare_rollback(order)
+        elif name == UNDO:
+            self._undo(order)
         else:
             self._answer(order, lambda: self.handlers.call(order.request(self._position.step)))
 
@@ -258,7 +290,8 @@ class Operations:
     @property
     def is_idle(self) -> bool:
         """Whether the end of an update has nothing to do with it."""
-        return not self._skips and self.handlers.learning_rate is None and self.handlers.has_named
+        hands = self.handlers
+        return not self._skips and hands.learning_rate is None and hands.points is None and hands.has_named
 
     @staticmethod
     def in_order(operations: Iterable[str]) -> list[str]:
@@ -285,7 +318,7 @@ class Operations:
     def why_too_late(self, operation: str, decision: Decision | None) -> str:
         """Return why an operation can take effect no more; empty if it can."""
         is_over = decision is not None and decision.step < self._position.step
-        return "the update that it was for is over" if is_over and operation.startswith(SKIP) else ""
+        return "the update that it was for is over" if is_over and is_before_update(operation) else ""
 
     def name_what_is_not_handled(self) -> None:
         """Warn of the operations that the loop has no handler for, at the first update."""
@@ -321,14 +354,19 @@ class Operations:
     def end_update(self, *, is_applied: bool, sample_ids: Any = None) -> None:
         """Answer what was asked before the update."""
         skips, self._skips, self._unanswered = self._skips, [], 0
-        self._control.should_skip = False
-        for order in skips:
+        for skip in skips:
             if is_applied:
-                self._refuse(order, "the loop has applied the update")
+                self._refuse(skip.order, "the loop has applied the update")
                 continue
-            ids = [] if sample_ids is None else [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
-            kept = {"sample_ids": ids[:_MAX_IDS], "num_samples": len(ids)} if ids else {}
-            self._record_receipt(order, kept)
+            skip.updates -= 1
+            if sample_ids is not None:
+                skip.ids += [getattr(one, "item", lambda one=one: one)() for one in sample_ids]
+            if skip.updates:
+                self._skips.append(skip)
+                continue
+            kept = {"sample_ids": skip.ids[:_MAX_IDS], "num_samples": len(skip.ids)} if skip.ids else {}
+            self._record_receipt(skip.order, kept)
+        self._control.should_skip = bool(self._skips)
 
     def count_unanswered_skip(self) -> None:
         """Warn of a loop that leaves out batch after batch, because it never records the update that was skipped."""
@@ -343,8 +381,8 @@ class Operations:
     def refuse_waiting(self) -> None:
         """Refuse what still waits when the run ends."""
         skips, self._skips = self._skips, []
-        for order in skips:
-            self._refuse(order, "the run ended before the update was recorded")
+        for skip in skips:
+            self._refuse(skip.order, "the run ended before the update was recorded")
         early, self._early = self._early, []
         for order in early:
             self._refuse(order, _NO_HANDLER)
@@ -353,10 +391,48 @@ class Operations:
             for order in (rollback, *self.pop_waiting()):
                 self._refuse(order, "the run ended before the next rec.step")
 
-    def record_rollback(self, order: OrderedOperation, save: SavePoint, attempt: int, step: int) -> None:
-        """Record, in the attempt that continues from a checkpoint, which attempt it left at which step."""
+    def take_point_if_due(self) -> None:
+        """Keep a restore point of this step if one is due, where no other rank is to take it at the same time."""
+        if self._gather is None and self.is_point_due:
+            self.take_point()
+
+    @property
+    def is_point_due(self) -> bool:
+        """Whether a restore point is to be taken now."""
+        points = self.handlers.points
+        return points is not None and points.is_due(self._position.step) and not self._is_alarmed()
+
+    def take_point(self) -> None:
+        """Keep a restore point of this step, if there is room for it."""
+        points = self.handlers.points
+        assert points is not None
+        try:
+            size = points.take(self._position.step)
+        except (MemoryError, RuntimeError) as error:
+            what = f"restore points: no room for another; {counted(len(points.steps), 'point')} of before"
+            self._warnings.once(f"{what} {'is' if len(points.steps) == 1 else 'are'} kept ({error})")
+        else:
+            self._emit(RESTORE_POINT, attrs={"size_bytes": size})
+
+    def record_rollback(self, order: OrderedOperation, save: SavePoint, attempt: int, step: int, undos: int) -> None:
+        """Record, in the attempt that continues from a checkpoint, which attempt it left at which step.
+
+        Args:
+            undos: How often the training went back to a restore point before. Those are rolled back, and still count.
+        """
         place = {"save_step": save.step, "path": save.path, "from_attempt": attempt, "from_step": step}
-        self._record_receipt(order, place)
+        if self.handlers.points is not None:
+            self.handlers.points.drop_after(save.step)
+        self._record_receipt(order, {**place, "rollbacks": 1 + self._greatest("rollbacks"), "undos": undos})
+
+    @property
+    def undos(self) -> int:
+        """How often the training went back to a restore point."""
+        return self._greatest("undos")
+
+    def _greatest(self, count: str) -> int:
+        """Return a count that the receipts keep, which only grows."""
+        return max((int(receipt.attrs.get(count, 0)) for receipt in self._receipts), default=0)
 
     def use_learning_rate(
         self, optimizer: Any, scheduler: Any, on_foreign_change: Callable[[str], object]
@@ -432,6 +508,47 @@ class Operations:
             self._refuse(order, answer)
         else:
             self._record_receipt(order, answer or {})
+
+    def _undo(self, order: OrderedOperation) -> None:
+        """Return to a restore point, on all ranks to the same. Collective in a job with a process group.
+
+        Raises:
+            TelemetryError: Some ranks have returned to it and others have not.
+        """
+        points, latest = self.handlers.points, self._position.step - int(order.call.arguments["before"] or 0)
+        assert points is not None
+        own = [step for step in points.steps if step <= latest and not points.why_not(step)]
+        answers = self._of_all((own, self._undos_to(own)))
+        step = max(set(own).intersection(*(steps for steps, _ in answers)), default=None)
+        if step is None:
+            lacking = next((points.why_not(each) for each in reversed(points.steps) if each <= latest), "")
+            self._refuse(order, lacking or f"there is no restore point up to step {latest}")
+            return
+        times, most = answers[0][1][step], int(order.call.arguments["times"] or 0)
+        if times >= most:
+            why = f"the training went back to step {step} {counted(times, 'time')} already"
+            self._refuse(order, why)
+            self._give_up(f"{order.call}: {why}")
+            return
+        failure = ""
+        try:
+            points.restore(step, now=self._position.step)
+        except Exception as error:  # As in load_checkpoint.
+            logger.exception("%s failed", order.operation)
+            failure = f"{type(error).__name__}: {error}"
+        failures = self._of_all(failure)
+        if not any(failures):
+            self._record_receipt(order, {"point_step": step, "times": times + 1, "undos": self.undos + 1})
+            return
+        rank = next(rank for rank, each in enumerate(failures) if each)
+        self._refuse(order, failures[rank])
+        fix = "Begin again from a checkpoint: the weights are of two moments"
+        raise TelemetryError(f"undo: rank {rank} could not return to step {step}", got=failures[rank], fix=fix)
+
+    def _undos_to(self, steps: Iterable[int]) -> dict[int, int]:
+        """Return how often the run went back to each of these steps."""
+        back = [receipt.attrs.get("point_step") for receipt in self._receipts]
+        return {step: back.count(step) for step in steps}
 
     def _prepare_rollback(self, order: OrderedOperation) -> None:
         if self.rollback is not None:

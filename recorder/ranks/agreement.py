@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ...rules.effects import orders_undo
 from ...store.annotations import REQUEST, Annotation, RequestWatch
 from ...store.errors import TelemetryError
-from ...store.events import LATE_FOR, STEP_TIME, Event
+from ...store.events import LATE_FOR, RESTORE_POINT, STEP_TIME, Event
 from ...store.reading.tally import NewestValues
 from ..calls.call_warnings import CallWarnings
 from ..control import FLAGS, Callbacks, Control
@@ -77,6 +78,8 @@ class Agreement:
         self.orders = Control() if rank.has_group else control
         self.values = RankValues(names) if rank.has_group and names else None
         self._calls = calls[:_MAX_CALLS]
+        #: The names of the bits on which ranks agree.
+        self._orders = (*FLAGS, *self._calls, *([RESTORE_POINT] if orders_undo(calls) else []))
         self._ordered: list[tuple[str, Decision]] = []
         self._asked: dict[str, tuple[int, str]] = {}
         self.operations: Operations | None = None
@@ -236,6 +239,8 @@ class Agreement:
         self._refuse_late()
         asked = {self._template(operation) for operation, _ in self._ordered}
         order = _bits(self.orders) | sum(1 << len(FLAGS) + self._calls.index(each) for each in asked if each)
+        if self._orders[-1] == RESTORE_POINT and self.operations is not None and self.operations.is_point_due:
+            order |= 1 << len(self._orders) - 1
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
         return _bits(self._control) | order, order
@@ -271,7 +276,8 @@ class Agreement:
         self._has_differed = self._has_differed or differs
         if differs:
             self._emit("agreement", attrs={"step": agreed.step, "own_step": step})
-        names = [name for bit, name in enumerate((*FLAGS, *self._calls)) if agreed.order >> bit & 1]
+        names = [name for bit, name in enumerate(self._orders) if agreed.order >> bit & 1]
+        takes_point = RESTORE_POINT in names and names.pop() == RESTORE_POINT
         if names:
             self._emit("agreement", attrs={"orders": names, "step": agreed.step})
         if "stop" in names:
@@ -280,7 +286,7 @@ class Agreement:
                 self._steering.await_stop(agreed.step)
         if agreed.lost:
             self._turn_off(agreed.lost, time.monotonic() - began)
-        self._carry_out([name for name in names if name in self._calls])
+        self._carry_out([name for name in names if name in self._calls], takes_point=takes_point)
         for name in names:
             self._callbacks.serve(name)
         if differs:
@@ -288,9 +294,13 @@ class Agreement:
             got = f"step {step} on rank {self._rank.rank}, step {agreed.step} on rank 0"
             self._warnings.object_to(what, got=got, fix=f"Call {self.call} at the same place on every rank")
 
-    def _carry_out(self, calls: Sequence[str]) -> None:
-        """Carry out operations that all ranks can, and refuse the others."""
-        if not calls or self.operations is None:
+    def _carry_out(self, calls: Sequence[str], *, takes_point: bool) -> None:
+        """Carry out operations that all ranks can, and refuse the others. Keep a restore point if one is due."""
+        if self.operations is None:
+            return
+        if takes_point and self.operations.handlers.points is not None:
+            self.operations.take_point()
+        if not calls:
             return
         # Rank 0 alone knows the decisions.
         outliving = [call for call, decision in self._ordered if self.operations.outlive_rollback(decision)]

@@ -87,6 +87,11 @@ class Series:
         """The step of each of its values; always the same list."""
         return self._positions[Extent.STEPS]
 
+    @property
+    def points(self) -> Sequence[int]:
+        """The steps of the restore points so far to which the training can return, oldest first."""
+        return self._clock.points
+
     def age(self, limit: float | None, extent: Extent) -> float:
         """Return how long ago its newest value came; with a limit, whether that is at least as long ago.
 

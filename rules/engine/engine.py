@@ -15,6 +15,7 @@ from ...store.events import (
     AWAITED,
     BEFORE_STREAM,
     BY_CALL,
+    FACT_KINDS,
     INIT_END,
     LATE_FOR,
     PLAN,
@@ -38,7 +39,7 @@ _NOTHING: Final[tuple[Outcome, ...]] = ()
 _BEFORE_STREAM: Final = Event(INIT_END, seq=BEFORE_STREAM)
 
 #: Kinds of events before which a recorder does not bring all values that it copies from a device.
-_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks", PLAN, SPAN, SYSTEM))
+_MAY_COME_BETWEEN: Final = frozenset(("step_end", "log", "ranks", PLAN, SPAN, SYSTEM, *FACT_KINDS))
 
 #: Kinds of events after which a loop brings no value that it awaited before.
 _BOUNDS: Final = frozenset(("train_begin", "train_end"))
@@ -90,7 +91,7 @@ class Engine:
 
     def _observe(self, event: Event) -> Sequence[Outcome]:
         waits = (event.attrs and AWAITED in event.attrs) or self._late.backlog
-        if waits and (is_loop_kind(event.kind) or event.kind == PLAN):
+        if waits and (is_loop_kind(event.kind) or event.kind == PLAN or event.kind in FACT_KINDS):
             return self._late.observe(event)
         return self._fold.observe(event)
 
@@ -136,6 +137,10 @@ class Engine:
     def error_counts(self) -> Mapping[str, int]:
         """Failures of each controller's rule and each metric, by name; those that never failed are left out."""
         return self._fold.error_counts
+
+    def is_true(self, controller: str) -> bool:
+        """Whether the rule of a controller that orders an undo was true when it was last judged."""
+        return self._fold.past(controller).streak > 0
 
     def never_recorded(self) -> list[str]:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
@@ -283,6 +288,9 @@ class StepOrder:
         if event.kind == PLAN:
             fold.declare(event, lambda name: name not in held.names, is_whole=False)
             return ()
+        if event.kind in FACT_KINDS:
+            fold.take_fact(event)
+            return ()
         self._has_copies |= is_incomplete and not waiting.is_by_call
         if fold.needs_clock:
             fold.clock.take(event)
@@ -372,6 +380,9 @@ class StepOrder:
         with fold.clock.behind(self._behind):
             if event.kind == PLAN:
                 fold.declare(event, held.names.__contains__)
+                return ()
+            if event.kind in FACT_KINDS:
+                fold.take_fact(event)
                 return ()
             if fold.needs_clock:
                 fold.clock.take(event)

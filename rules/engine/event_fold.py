@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from ...store.errors import TelemetryError
-from ...store.events import INIT_END, PLAN, RANKS, Event, is_loop_kind, lag_of
+from ...store.events import FACT_KINDS, INIT_END, PLAN, RANKS, Event, is_loop_kind, lag_of
 from ...store.plan import Plan, constants_in
 from ...store.reading.tally import OwnValues
 from ..compiled.program import clearing_name, explanation_name, gate_name, news_name
@@ -22,6 +22,7 @@ from ..compiled.workspace import SLACK, Cell, News, Series, Workspace
 from ..language.clock import Clock
 from ..policy_file.declarations import Controller, StateDeclaration
 from ..policy_file.policy import Policy
+from ..readings.past_decisions import Past
 from ..readings.reading import SeriesKey
 from .computed_values import MetricRunner, StateRunner, expected_keys
 from .controller_states import ControllerState, MemberAnswers, MemberControllers, TriggeredController
@@ -219,6 +220,8 @@ class EventFold:
                 self._begin_anew()
         elif kind == PLAN:
             self.declare(event)
+        elif kind in FACT_KINDS:
+            self.take_fact(event)
         listener = self.listeners.get(kind)
         if listener is None:
             self._rest(kind)
@@ -229,6 +232,11 @@ class EventFold:
         if listener.recorded is not None:
             listener.record(event, self.derived)
         return outcomes if listener.admissions is None else listener.admit(event, outcomes)
+
+    def take_fact(self, event: Event) -> None:
+        """Fold a restore point, or a receipt of what the loop did for rules."""
+        self.cached.forget()
+        self.clock.take_fact(event)
 
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
@@ -412,6 +420,10 @@ class EventFold:
             if count:
                 counts[name] = counts.get(name, 0) + count
         return MappingProxyType(counts)
+
+    def past(self, controller: str) -> Past:
+        """Return the answers and decisions of a controller, as far as rules or the recorder ask for them."""
+        return self._workspace.variables[self._workspace.past_name(controller)]  # type: ignore[no-any-return]
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's conditions read.

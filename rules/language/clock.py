@@ -13,7 +13,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ...store.events import APPLIED, RANKS, Event
+from ...store.events import APPLIED, OPERATION_APPLIED, RANKS, RESTORE_POINT, Event
 from ...store.plan import Plan
 from ..functions.undefined import Undefined
 from ..readings.milestone import MilestoneTracker, Reached
@@ -22,6 +22,9 @@ from ..readings.reading import Extent
 _NS_PER_S: Final = 1e9
 #: The same as a whole number, so that spans of whole seconds are exact.
 _WHOLE_NS_PER_S: Final = 1_000_000_000
+
+#: The restore points whose steps are kept: more than any training keeps.
+_MAX_POINTS: Final = 100
 
 _Number = TypeVar("_Number", int, float)
 
@@ -66,6 +69,9 @@ class Clock:
     Attributes:
         evaluations: ``evaluate`` events so far.
         updates_applied, updates_skipped: ``step_end`` events so far, by whether their update changed the model.
+        undos, rollbacks: How often the training went back to a restore point, or to a checkpoint.
+        undos_to_point: How often to the newest restore point.
+        points: The steps of the newest restore points, oldest first.
         reached_step: The highest step so far.
         reached_epoch: The highest epoch so far; None before the first.
         plan: What the loop has declared so far, where each attempt begins with the plan of the newest.
@@ -87,6 +93,8 @@ class Clock:
         self.evaluations = 0
         self.updates_applied = 0
         self.updates_skipped = 0
+        self.undos = self.rollbacks = self.undos_to_point = 0
+        self.points: tuple[int, ...] = ()
         self.reached_step = 0
         self.reached_epoch: float | None = None
         self._attempt = 0
@@ -119,6 +127,17 @@ class Clock:
                 tracker.after(reached, event, self.own_plan, self.reached)
                 for tracker, reached in zip(self._trackers, self._reached, strict=True)
             )
+
+    def take_fact(self, event: Event) -> None:
+        """Take a restore point, or a receipt, which says how often the training went back in all."""
+        if event.kind == RESTORE_POINT:
+            self.points, self.undos_to_point = (*self.points, event.step)[-_MAX_POINTS:], 0
+        elif event.kind == OPERATION_APPLIED:
+            self.undos = event.attrs.get("undos", self.undos)
+            self.rollbacks = event.attrs.get("rollbacks", self.rollbacks)
+            if (back := event.attrs.get("point_step")) is not None:
+                self.points = tuple(step for step in self.points if step <= back)
+                self.undos_to_point = event.attrs["times"]
 
     def declare(self, attrs: Mapping[str, Any]) -> Plan:
         """Take the attributes of a ``plan`` event, and return the plan."""
@@ -190,6 +209,9 @@ class RunContext:
             "undefined": _undefined,
             "updates_applied": lambda _: self._clock.updates_applied,
             "updates_skipped": lambda _: self._clock.updates_skipped,
+            "undos": lambda _: self._clock.undos,
+            "undos_to_point": lambda _: self._clock.undos_to_point,
+            "rollbacks": lambda _: self._clock.rollbacks,
         }
 
     def _progress(self, event: Event) -> float:

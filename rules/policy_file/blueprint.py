@@ -10,6 +10,7 @@ from typing import Final
 from ...store.events import RANKS
 from ..compiled.compilation import Translator
 from ..compiled.program import TriggeredRule, decides_at_once, member_program, program
+from ..effects import orders_undo
 from ..language.bound_rule import BoundRule, dependencies
 from ..language.clock import StepWindow, Unit
 from ..readings.fold import STREAK
@@ -237,6 +238,9 @@ def _asked(
         for reference in rule.references.values():
             if isinstance(reference, PastDecisions) and reference.question in _TOLD_BY_ANSWERS:
                 asked.setdefault(reference.controller, set()).add(reference.question)
+    for controller in controllers:
+        if orders_undo(controller.operations):  # The recorder takes no restore point while its rule is true.
+            asked.setdefault(controller.name, set()).add("streak")
     questions = tuple(
         TriggeredRule(
             controller.rule.bound,

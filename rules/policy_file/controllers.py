@@ -17,7 +17,7 @@ import yaml
 from ...store.events import CUSTOM, INIT_END, LOOP_KINDS, custom_advice, is_kind
 from ...store.metric_words import is_evaluation
 from .. import habits
-from ..effects import BEFORE_UPDATE, CALLS, CallTemplate, InvalidCall, call_name, is_call, parse_template
+from ..effects import BEFORE_UPDATE, CALLS, CallTemplate, InvalidCall, is_before_update, is_call, parse_template
 from ..errors import ExpressionError, Fault, kind_suggestion, suggestion
 from ..language.clock import MODES, RESET_ON_FAILURE, Cooldown, Patience, Span, StepWindow, Unit
 from ..language.name_patterns import is_pattern
@@ -217,7 +217,7 @@ def _controller(node: yaml.Node, declared: Declarations, reader: FieldReader) ->
 
 def _triggers_of(node: SentenceNode, rule: Rule | None, operations: tuple[str, ...]) -> tuple[str, ...]:
     """Return when a sentence is evaluated: at evaluations if it counts them, or reads their values and nothing else."""
-    if any(is_call(operation) and CALLS[call_name(operation)].is_before_update for operation in operations):
+    if any(map(is_before_update, operations)):
         return BEFORE_UPDATE[-1:]
     names = {key.name for key in rule.bound.series if not key.is_derived} if rule else frozenset()
     # At an evaluation the age of its values is 0.
@@ -231,7 +231,7 @@ def _check_together(fields: Fields, where: str, values: Mapping[str, Any], reade
     late = [trigger for trigger in values["triggers"] if trigger not in BEFORE_UPDATE]
     for operation in values["operations"]:
         # An operation that takes effect before an update needs a trigger that precedes one.
-        if late and is_call(operation) and CALLS[call_name(operation)].is_before_update:
+        if late and is_before_update(operation):
             what = f"{operation} takes effect before the update, and '{late[0]}' does not precede one"
             fix = f"Triggers that do are {', '.join(BEFORE_UPDATE)}."
             reader.refuse(fields["triggers"], f"{where}, triggers", what, fix, shows=False)

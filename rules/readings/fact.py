@@ -47,13 +47,17 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
         "updates_applied": "The updates so far that changed the model.",
         "updates_skipped": "The updates so far that the loop attempted and skipped, as mixed precision does where a "
         "gradient is not finite: `rec.step(..., applied=False)`.",
+        "undos": "How often the training went back to a restore point, as `undo.to` orders. No undo changes it.",
+        "undos_to_point": "How often it went back to the newest restore point.",
+        "rollbacks": "How often the run was rolled back to a checkpoint, over all its attempts.",
         "undefined": "Never known, as in `loss if isfinite(loss) else undefined`.",
     }
 )
-#: Facts that are whole numbers; the others are floats.
-_OF_UPDATES: Final = frozenset({"updates_applied", "updates_skipped"})
+#: Facts that events are counted for, one by one.
+_COUNTED: Final = frozenset({"updates_applied", "updates_skipped", "undos", "undos_to_point", "rollbacks"})
 _NS_PER_S: Final = 1e9
-_WHOLE: Final = frozenset({"step", "max_steps", "world_size", "updates_applied", "updates_skipped"})
+#: Facts that are whole numbers; the others are floats.
+_WHOLE: Final = _COUNTED | {"step", "max_steps", "world_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class ContextValue(Reading):
         return call(name(code.names.fact_of(self.name)), name(EVENT))
 
     def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
-        if self.name in _OF_UPDATES:
+        if self.name in _COUNTED:
             raise NotColumnar(f"it reads the fact {self.name!r}")
         return terms.of_fact(self)
 

@@ -249,6 +249,10 @@ class SeriesValues(Protocol):
     def steps(self) -> list[float]:
         """The step of each of its values; always the same list."""
 
+    @property
+    def points(self) -> Sequence[int]:
+        """The steps of the restore points so far to which the training can return, oldest first."""
+
     def age(self, limit: float | None, extent: Extent) -> float:
         """Return how long ago its newest value came; with a limit, whether that is at least as long ago."""
 

@@ -8,13 +8,14 @@ from typing import Final
 
 from ..functions.plain_functions import OF_VALUES, Function
 from ..functions.reductions import EMA
-from . import fold, metric, milestone, past_decisions, ranks, series_value, window
+from . import fold, metric, milestone, past_decisions, ranks, restore_point, series_value, window
 from .call import WINDOW_KEYWORDS, Call
 from .fold import SeriesFold, is_over_window, length_of
 from .metric import StateChange
 from .milestone import Milestone
 from .past_decisions import PastDecisions
 from .reading import Reading, SeriesReading
+from .restore_point import ValueAtPoint
 from .series_value import SeriesAge, SeriesChange, SeriesLength, SeriesValue
 from .window import Window, window_of
 
@@ -27,6 +28,7 @@ _ROWS: Final[tuple[tuple[Function, ...], ...]] = (
     past_decisions.FUNCTIONS,
     metric.FUNCTIONS,
     milestone.FUNCTIONS,
+    restore_point.FUNCTIONS,
     ranks.FUNCTIONS,
     OF_VALUES,
 )
@@ -59,6 +61,7 @@ OF_SERIES: Final[Mapping[str, Callable[[Call], SeriesReading | None]]] = Mapping
         "lag": SeriesValue.bind,
         "delta": SeriesChange.bind,
         "len": SeriesLength.bind,
+        "at_point": ValueAtPoint.bind,
         **{row.name: SeriesAge.bind for row in series_value.OF_WHEN},
     }
 )
