@@ -21,7 +21,7 @@ from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from .guard import Guard, State, guarded
-from .torch import handle_skips, joined_samples, leave_out, steer_learning_rate, watch_steps
+from .torch import handle_skips, joined_samples, keep_restore_points, leave_out, steer_learning_rate, watch_steps
 
 try:
     import torch
@@ -338,6 +338,7 @@ class SteptapeCallback(Callback):
             rec.handle("epochs.set", functools.partial(self._set_epochs, trainer))
         if len(trainer.optimizers) == 1:
             (optimizer,), schedulers = trainer.optimizers, [each.scheduler for each in trainer.lr_scheduler_configs]
+            keep_restore_points(rec, pl_module, optimizer)
             steer_learning_rate(rec, optimizer, schedulers[0] if len(schedulers) == 1 else None)
             self._leaves_out = pl_module.automatic_optimization and handle_skips(rec, optimizer)
 

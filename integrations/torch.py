@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from ..recorder.arguments import Arguments
+from ..rules.effects import orders_undo
 from ..store.errors import TelemetryError
 
 if TYPE_CHECKING:
@@ -236,6 +237,12 @@ def handle_skips(rec: Recorder, optimizer: Any) -> bool:
     if handles:
         rec.handle(SKIP)
     return handles
+
+
+def keep_restore_points(rec: Recorder, model: Any, optimizer: Any) -> None:
+    """Keep restore points, if the policy orders undos and the optimizer makes the updates itself."""
+    if orders_undo(rec.operations) and makes_updates(optimizer):
+        rec.restore_points(model, optimizer, getattr(optimizer, "scaler", None))
 
 
 def makes_updates(optimizer: Any) -> bool:

@@ -38,7 +38,7 @@ from .hugging_face import (
     taken_sample_ids,
     with_groups,
 )
-from .torch import handle_skips, joined_samples, leave_out, steer_learning_rate
+from .torch import handle_skips, joined_samples, keep_restore_points, leave_out, steer_learning_rate
 
 try:
     from transformers import TrainerCallback
@@ -256,6 +256,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         with self._guard.trying("rules cannot steer the optimizer"):
             self._used_rates = steer_learning_rate(recorder, optimizer, lr_scheduler)
             self._leaves_out = handle_skips(recorder, optimizer)
+            keep_restore_points(recorder, model, optimizer)
         early, self._early_evaluations = self._early_evaluations or (), None
         for metrics in early if resume is None else ():
             self._record("evaluate", metrics)

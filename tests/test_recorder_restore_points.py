@@ -1,4 +1,4 @@
-"""An undo returns weights, moments and scale to a restore point, in place, and leaves data, steps and schedules alone."""
+"""An undo returns weights, moments and scale to a restore point, in place. Data, steps and schedules go on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Training:
     ) -> None:
         self.model, self.disturbed = model_of(kind), disturbed
         self.optimizer = make(self.model.parameters())
-        self.rec = Recorder(store, rules=rules if isinstance(rules, str) else list(rules) or None, quiet=True, **recorder)
+        given = rules if isinstance(rules, str) else list(rules) or None
+        self.rec = Recorder(store, rules=given, quiet=True, **recorder)
         self.kept: dict[int, Any] = {}
         self.batches = 0
 
@@ -267,7 +268,7 @@ def test_the_scale_of_mixed_precision_goes_back() -> None:
     assert (halved, scaler.get_scale()) == (2.0**7, 2.0**10)
 
 
-def test_a_compiled_model_goes_back(tmp_path: Path) -> None:
+def test_a_compiled_model_goes_back() -> None:
     """Its graph reads the weights that it was compiled with."""
     model = model_of()
     compiled = torch.compile(model, backend="eager")
@@ -373,7 +374,8 @@ def test_a_skip_of_further_updates_leaves_out_as_many(tmp_path: Path) -> None:
             rec.step(loss=1000.0 if step == 4 else 1.0, applied=not rec.control.should_skip, sample_ids=[step])
     (receipt,) = [event for event in open_run(rec.folder).events() if event.kind == "operation_applied"]
 
-    assert (left_out, receipt.step, receipt.attrs["sample_ids"]) == ([False] * 4 + [True] * 3 + [False] * 3, 7, [5, 6, 7])
+    expected = [False] * 4 + [True] * 3 + [False] * 3
+    assert (left_out, receipt.step, receipt.attrs["sample_ids"]) == (expected, 7, [5, 6, 7])
 
 
 def test_what_an_undo_has_done_is_known_after_a_resume(tmp_path: Path) -> None:
@@ -402,7 +404,7 @@ def test_undos_that_a_rollback_takes_back_still_count(tmp_path: Path) -> None:
     ]
     training = Training(tmp_path, rules, disturbed=(18,))
     training.rec.restore_points(training.model, training.optimizer, every=5)
-    training.rec.handle("rollback.to", lambda request: None)
+    training.rec.handle("rollback.to", lambda _: None)
     training.run(10)
     training.rec.save("ten.pt", size_bytes=1)
     training.run(10)
@@ -417,7 +419,7 @@ def test_undos_that_a_rollback_takes_back_still_count(tmp_path: Path) -> None:
 
 def test_the_level_of_a_series_at_the_point_is_that_to_which_an_undo_returns(tmp_path: Path) -> None:
     """Steps are numbers here, so that the message says which value it was."""
-    rules = [BACK, 'warn "{at_point(series(\'n\'))}" if step % 6 == 0']
+    rules = [BACK, "warn \"{at_point(series('n'))}\" if step % 6 == 0"]
     with Recorder(tmp_path, rules=rules, quiet=True) as rec:
         model = model_of()
         rec.restore_points(model, torch.optim.SGD(model.parameters(), lr=0.1), every=5)

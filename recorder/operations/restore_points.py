@@ -76,7 +76,8 @@ class RestorePoints:
         on_device: bool = False,
     ) -> None:
         self._models: list[Module] = [models] if isinstance(models, torch.nn.Module) else list(models)
-        self._optimizers: list[Any] = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)  # type: ignore[arg-type]
+        several = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+        self._optimizers = [*map(_unwrapped, several)]
         self._scaler, self.every, self._keep, self._on_device = scaler, every, keep, on_device
         self._require_plain()
         self._points: list[RestorePoint] = []
@@ -159,6 +160,7 @@ class RestorePoints:
         """Yield each tensor of the modules once, tied ones included, and whether it is a buffer."""
         seen: set[int] = set()
         for model in self._models:
+            _reshard(model)
             for tensors, is_buffer in ((model.parameters(), False), (model.buffers(), True)):
                 for tensor in tensors:
                     if id(tensor) not in seen:
@@ -228,6 +230,20 @@ class RestorePoints:
             hook.remove()
         self._points.clear()
         self._spare.clear()
+
+
+def _reshard(model: Module) -> None:
+    """Free the whole parameters that FSDP2 holds between a forward and a backward pass: shards are what is trained."""
+    for module in model.modules():
+        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+            module.reshard()  # type: ignore[operator]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer in the wrapper of a framework."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:
@@ -304,12 +320,12 @@ class _Copying:
         spare = next(self._into, None)
         fits = spare is not None and (spare.shape, spare.dtype) == (source.shape, source.dtype)
         if not fits:
-            host = {"device": "cpu", "pin_memory": True} if goes_to_host else {}
-            spare = torch.empty_like(source, **host)  # type: ignore[call-overload]
+            place = torch.device("cpu") if goes_to_host else source.device
+            spare = torch.empty_like(source, device=place, pin_memory=goes_to_host)
         assert spare is not None
         if source.device.type != "cuda" or waits:
             return spare.copy_(source, non_blocking=source.device.type == "cuda")
-        stream = self._streams.get(source.device) or torch.cuda.Stream(source.device)
+        stream = self._streams.get(source.device) or torch.cuda.Stream(source.device)  # type: ignore[no-untyped-call]
         self._streams[source.device] = stream
         if source.device not in self._used:
             self._used.add(source.device)

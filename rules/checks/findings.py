@@ -38,6 +38,8 @@ _CONTRADICTIONS: Final = frozenset(
     {
         frozenset({str(Effect.STOP), str(Effect.STOP_EPOCH)}),
         frozenset({str(Effect.STOP), "rollback.to"}),
+        frozenset({str(Effect.STOP), "undo.to"}),
+        frozenset({"undo.to", "rollback.to"}),
         frozenset({"lr.scale", "lr.restore"}),
         frozenset({"lr.reduce", "lr.restore"}),
     }
