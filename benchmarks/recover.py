@@ -39,7 +39,7 @@ TOLERANCE: Final = 0.02
 #: How many updates a fault lasts, and its rate as a multiple of the schedule's.
 LASTS: Final = 12
 BURST: Final = 60.0
-LENGTH, WIDTH, HEADS, DEPTH, BATCH = 48, 48, 4, 2, 16
+LENGTH, WIDTH, HEADS, DEPTH, BATCH = 32, 32, 4, 2, 16
 RATE: Final = 2e-3
 
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
@@ -147,7 +147,7 @@ def train(store: Path, data: Bytes, arm: str, fault: str, seed: int, steps: int)
     with Recorder(store, name=f"{arm}, {fault}, {seed}", rules=rules, quiet=True) as rec:
         rec.learning_rate(optimizer, schedule)
         rec.handle("batch.skip")
-        rec.restore_points(model, optimizer)
+        rec.restore_points(model, optimizer, every=25)
         for step in range(1, steps + 1):
             is_bad = step in faulty and fault != SHIFT
             kind = fault if is_bad or (fault == SHIFT and step >= faulty[0]) else ""
@@ -240,7 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--healthy", type=int, default=20, help="undisturbed runs under recover")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="one disturbance")
     options = parser.parse_args()

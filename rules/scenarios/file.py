@@ -18,7 +18,7 @@ from typing import Final
 
 import yaml
 
-from ...store.events import SampleLosses, Vectors, is_kind
+from ...store.events import RESTORE_POINT, SampleLosses, Vectors, is_kind
 from ...store.plan import Plan
 from ..effects import InvalidCall, is_call, may_become, parse_call
 from ..errors import PolicyError, kind_suggestion, suggestion
@@ -385,7 +385,7 @@ def _steps(text: str, least: int) -> range | None:
 
 def _read_events(node: yaml.Node, where: str, _scope: _Scope, reader: FieldReader) -> Mapping[str, int]:
     named = [str(key.value) for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-    known = (*STEP_KINDS, *(kind for kind in named if is_kind(kind, ())))
+    known = (*STEP_KINDS, RESTORE_POINT, *(kind for kind in named if is_kind(kind, ())))
     meant = {kind.casefold(): kind_suggestion(kind, STEP_KINDS) for kind in named if kind not in known}
     entries = reader.fields(node, where, known, habits=meant)
     return {kind: _bounded(entry, f"{where}, {kind}", 1, reader) or 1 for kind, entry in entries.items()}
@@ -546,7 +546,7 @@ RUN_KEYS: Final[tuple[Key[_Scope], ...]] = (
         "events",
         _read_events,
         "mapping | Kinds of events that come without any series, with their distance in steps: `{save: 50}`."
-        " Kinds of the loop's own, such as `custom:reward`, too.",
+        " Kinds of the loop's own, such as `custom:reward`, too. With `restore_point`, undos are carried out.",
         {},
         attribute="every",
     ),

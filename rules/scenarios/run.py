@@ -5,14 +5,14 @@ Takes a test; returns its result, and renders it as lines for people and as JSON
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from ...store.event_json import encoded
-from ...store.events import RANKS, JsonObject
-from ..effects import Effect
+from ...store.events import OPERATION_APPLIED, RANKS, RESTORE_POINT, Event, JsonObject
+from ..effects import Effect, orders_undo, parse_call
 from ..engine.decisions import Cleared, Decision, Outcome, RuleError, RuleWarning
 from ..engine.engine import Engine
 from ..engine.waiting_controllers import METRICS_OF_FACTS
@@ -117,19 +117,59 @@ def _judged(test: ScenarioTest, outcomes: Iterable[Outcome]) -> Iterator[Decisio
 
 def _played(test: ScenarioTest) -> tuple[list[Outcome], int]:
     """Return the outcomes, and the number of steps until the run's end or a stop."""
-    engine = Engine(test.policy, test.scenario.plan)
-    outcomes = list(engine.start())
+    loop = _ImaginedLoop(test.policy, Engine(test.policy, test.scenario.plan))
+    outcomes = list(loop.engine.start())
     is_stopped = _holds_stop(test.policy, outcomes)
     steps = 0
     for turn in test.scenario.iterations():
-        said = [outcome for event in turn for outcome in engine.observe(event)]
+        said = [outcome for event in turn for outcome in loop.observe(event)]
         outcomes += said
         steps = turn[-1].step
-        is_stopped = is_stopped or _holds_stop(test.policy, said)
+        is_stopped = is_stopped or loop.has_given_up or _holds_stop(test.policy, said)
         # As in a replay, the first step still runs after a stop before it.
         if test.ends_at_stop and is_stopped and steps > 0:
             break
     return outcomes, steps
+
+
+class _ImaginedLoop:
+    """An engine, and what a loop with restore points does for its rules: it takes points, and returns to them.
+
+    Attributes:
+        engine: The engine.
+        has_given_up: Whether an undo was ordered once too often, which ends a training.
+    """
+
+    def __init__(self, policy: Policy, engine: Engine) -> None:
+        self.engine, self.has_given_up = engine, False
+        self._undoing = [each.name for each in policy.controllers if orders_undo(each.operations)]
+        self._times: dict[int, int] = {}
+        self._undos = 0
+
+    def observe(self, event: Event) -> Sequence[Outcome]:
+        """Return what rules decide at an event, which are told what the loop then does."""
+        if event.kind == RESTORE_POINT:
+            if any(map(self.engine.is_true, self._undoing)):
+                return ()
+            self._times[event.step] = 0
+        outcomes = self.engine.observe(event)
+        acting = (outcome for outcome in outcomes if isinstance(outcome, Decision) and outcome.acts)
+        for operation in [name for decision in acting for name in decision.operations if orders_undo([name])]:
+            self._undo(event, operation)
+        return outcomes
+
+    def _undo(self, event: Event, operation: str) -> None:
+        given = parse_call(operation).arguments
+        back = max((step for step in self._times if step <= event.step - int(given["before"] or 0)), default=None)
+        if back is None:
+            return
+        if self._times[back] >= int(given["times"] or 0):
+            self.has_given_up = True
+            return
+        self._undos += 1
+        self._times = {step: times + (step == back) for step, times in self._times.items() if step <= back}
+        attrs = {"operation": operation, "point_step": back, "times": self._times[back], "undos": self._undos}
+        self.engine.observe(event._replace(kind=OPERATION_APPLIED, metrics={}, attrs=attrs))
 
 
 def _holds_stop(policy: Policy, outcomes: Iterable[Outcome]) -> bool:

@@ -19,7 +19,7 @@ from decimal import Context, Decimal
 from typing import Any, Final, Self
 
 from ...store.errors import TelemetryError
-from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, Event, JsonObject, SampleLosses, Vectors
+from ...store.events import CUSTOM, LOOP_KINDS, NO_VECTORS, RESTORE_POINT, Event, JsonObject, SampleLosses, Vectors
 from ...store.plan import Plan
 from ..errors import Fault, phrase
 
@@ -93,7 +93,7 @@ class Scenario:
         seq = 0
         named = (*self.every, *(entry.kind for entry in self.series))
         custom = sorted({kind for kind in named if kind.startswith(CUSTOM)})
-        ordered = [*STEP_KINDS[:-1], *custom, STEP_KINDS[-1]]
+        ordered = [*STEP_KINDS[:-1], *custom, RESTORE_POINT, STEP_KINDS[-1]]
         by_kind = {kind: [entry for entry in self.series if entry.kind == kind] for kind in ordered}
         kinds = [kind for kind in ordered if kind == "step_end" or kind in self.every or by_kind[kind]]
         yield [self._event("train_begin", 0, seq, ())]
