@@ -58,9 +58,11 @@ class Block(nn.Module):
         """Return the hidden states after the layer. Shape (batch, length, width)."""
         batch, length, _ = hidden.shape
         parts = self.mixed(self.before(hidden)).view(batch, length, 3, HEADS, -1).unbind(2)
-        seen = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in parts), is_causal=True)
+        query, key, value = (part.transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(seen.transpose(1, 2).reshape(batch, length, WIDTH))
-        return hidden + self.mlp(self.between(hidden))
+        grown: torch.Tensor = hidden + self.mlp(self.between(hidden))
+        return grown
 
 
 class Gpt(nn.Module):
@@ -190,7 +192,7 @@ class Burst:
             group["lr"] /= self._times
 
 
-def hit(model: nn.Module, optimizer: Any, fault: str) -> None:
+def hit(model: Gpt, optimizer: Any, fault: str) -> None:
     """Damage a weight, or the moments of the optimizer, as a faulty memory does."""
     with torch.no_grad():
         if fault == "NaN in a weight":
@@ -206,7 +208,8 @@ def evaluated(model: nn.Module, data: Bytes, kind: str) -> float:
     """Return the loss on held-out bytes."""
     dice = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        return sum(model(data.batch(dice, kind, is_held_out=True, rows=64)).item() for _ in range(6)) / 6
+        losses = [float(model(data.batch(dice, kind, is_held_out=True, rows=64))) for _ in range(6)]
+    return sum(losses) / len(losses)
 
 
 def interval(ratios: list[float]) -> str:

@@ -272,6 +272,11 @@ class LiveAttempt:
             self.system.carry_out(self.event_log.kinds, self.event_log.started_ns, self.warnings.once, self.emit_own)
         return self._control
 
+    def take_point_if_due(self) -> None:
+        """Keep a restore point if one is due, where no other rank is to take it at the same time."""
+        if self.operations is not None and not self._settings.rank.has_group and self.operations.undos.is_point_due:
+            self.operations.undos.take_point()
+
     def _give_up(self, why: str) -> None:
         """Ask the loop for a checkpoint and its end, because what rules order heals nothing."""
         logger.warning(

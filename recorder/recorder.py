@@ -300,7 +300,7 @@ class Recorder:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
         self._apply(outcomes)
         if operations is not None and operations is self._live.operations:
-            operations.take_point_if_due()
+            live.take_point_if_due()
         if self._live is live and self._log_every and place.number and place.number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control
@@ -868,7 +868,7 @@ class Recorder:
             operations.change_rate(waiting)
             return
         order, save, state = loaded
-        step, begun, undos = live.position.step, live.document.info, operations.undos
+        step, begun, undos = live.position.step, live.document.info, operations.receipts.greatest("undos")
         attempt = dataclasses.replace(own.described.last, plan=begun.last.newest_plan)
         described = dataclasses.replace(own.described, attempts=(attempt,))
         live.give_way(f"rolled back to step {save.step}")

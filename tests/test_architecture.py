@@ -618,7 +618,7 @@ def test_a_loop_that_logs_floats_loads_neither_torch_nor_duckdb(tmp_path: Path) 
 
 
 def test_the_server_and_the_command_line_load_without_torch() -> None:
-    """All modules except two examples and the probes of a model import where torch cannot be imported."""
+    """All modules except two examples, the probes of a model and its restore points import without torch."""
     script = textwrap.dedent("""
         import sys
         sys.modules["torch"] = None
@@ -629,7 +629,7 @@ def test_the_server_and_the_command_line_load_without_torch() -> None:
     """)
 
     examples = {"steptape.examples.digits", "steptape.examples.spiking_transformer"}
-    of_models = "steptape.recorder.probes."
+    of_models = ("steptape.recorder.probes.", "steptape.recorder.operations.restore_points")
     names = [name for name in module_names() if name not in examples and not name.startswith(of_models)]
     command = [sys.executable, "-c", script, *names]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -19,12 +19,12 @@ from steptape.store.events import Event
 BACK = "undo.to(before=3) if loss > 100 or not isfinite(loss)"
 
 
-def model_of(kind: str = "plain") -> nn.Module:
+def model_of(kind: str = "plain") -> nn.Sequential:
     """Return a small model with weights and buffers; ``tied`` uses one matrix twice."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
     if kind == "tied":
-        model[2].weight = model[0].weight  # type: ignore[assignment]
+        model[2].weight = model[0].weight
     return model
 
 
@@ -271,7 +271,7 @@ def test_the_scale_of_mixed_precision_goes_back() -> None:
 def test_a_compiled_model_goes_back() -> None:
     """Its graph reads the weights that it was compiled with."""
     model = model_of()
-    compiled = torch.compile(model, backend="eager")
+    compiled: Any = torch.compile(model, backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batch = torch.randn(4, 6)
     points = RestorePoints(compiled, optimizer)
@@ -348,7 +348,7 @@ def test_without_room_the_points_so_far_are_kept_and_it_is_said(
 @pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DeepSpeedEngine"])
 def test_a_model_whose_parameters_are_not_its_weights_is_refused(name: str) -> None:
     """The message says what to do."""
-    model = type(name, (nn.Module,), {})()
+    model: Any = type(name, (nn.Module,), {})()
     model.inner = nn.Linear(2, 2)
 
     with pytest.raises(TelemetryError, match=rf"restore_points: {name} is not supported.*rollback\.to"):

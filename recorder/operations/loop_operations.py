@@ -196,6 +196,134 @@ def _how_to_handle(operation: str, advice: Advice = OWN) -> str:
     return how.format(rec=advice.recorder)
 
 
+class Receipts:
+    """The answers of the loop to what rules ordered.
+
+    Args:
+        position: Of the loop.
+        emit: Records an event.
+        kept: The events of the attempts that this one continues; its receipts are taken.
+
+    Attributes:
+        applied: The receipts of what was carried out, in order.
+    """
+
+    def __init__(self, position: Position, emit: Callable[..., None], kept: Iterable[Event]) -> None:
+        self._position, self._emit = position, emit
+        self.applied = [event for event in kept if event.kind == OPERATION_APPLIED]
+
+    def record(self, order: OrderedOperation, details: Mapping[str, Any]) -> None:
+        """Record that an operation was carried out."""
+        attrs = {**order.to_attrs(), **details}
+        self._emit(OPERATION_APPLIED, attrs=attrs)
+        self.applied.append(Event(OPERATION_APPLIED, step=self._position.step, attrs=attrs))
+
+    def refuse(self, order: OrderedOperation, why: str) -> None:
+        """Record that an operation was not carried out."""
+        why = shortened(why, 500)
+        logger.warning("step %d: %s is refused: %s", self._position.step, order.operation, why)
+        self._emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})
+
+    def greatest(self, count: str) -> int:
+        """Return a count that receipts keep, which only grows."""
+        return max((int(receipt.attrs.get(count, 0)) for receipt in self.applied), default=0)
+
+
+class Undos:
+    """The restore points of one attempt, and the returns to them, on all ranks alike.
+
+    Args:
+        handlers: What the loop has.
+        receipts: Takes the receipts.
+        position: Of the loop.
+        warnings: Those of the recorder.
+        emit: Records an event.
+        of_all: Returns the values of all ranks, by rank.
+        is_alarmed: Whether a rule that orders an undo is true. No restore point is taken then.
+        give_up: Asks for a checkpoint and the end of the training, and says why.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        receipts: Receipts,
+        position: Position,
+        warnings: CallWarnings,
+        emit: Callable[..., None],
+        of_all: Callable[[Any], list[Any]],
+        is_alarmed: Callable[[], bool],
+        give_up: Callable[[str], None],
+    ) -> None:
+        self._handlers, self._receipts, self._position = handlers, receipts, position
+        self._warnings, self._emit, self._of_all = warnings, emit, of_all
+        self._is_alarmed, self._give_up = is_alarmed, give_up
+
+    @property
+    def is_point_due(self) -> bool:
+        """Whether a restore point is to be taken now."""
+        points = self._handlers.points
+        return points is not None and points.is_due(self._position.step) and not self._is_alarmed()
+
+    def take_point(self) -> None:
+        """Keep a restore point of this step, if there is room for it."""
+        points = self._handlers.points
+        assert points is not None
+        try:
+            size = points.take(self._position.step)
+        except (MemoryError, RuntimeError) as error:
+            kept = counted(len(points.steps), "point")
+            what = f"restore points: no room for another; {kept} of before {'is' if kept[:2] == '1 ' else 'are'} kept"
+            self._warnings.once(f"{what} ({error})")
+        else:
+            self._emit(RESTORE_POINT, attrs={"size_bytes": size})
+
+    def carry_out(self, order: OrderedOperation) -> None:
+        """Return to a restore point, on all ranks to the same. Collective in a job with a process group.
+
+        Raises:
+            TelemetryError: Some ranks have returned to it and others have not.
+        """
+        points, latest = self._handlers.points, self._position.step - int(order.call.arguments["before"] or 0)
+        assert points is not None
+        own = [step for step in points.steps if step <= latest and not points.why_not(step)]
+        answers = self._of_all((own, self._times(own)))
+        step = max(set(own).intersection(*(steps for steps, _ in answers)), default=None)
+        if step is None:
+            lacking = next((points.why_not(each) for each in reversed(points.steps) if each <= latest), "")
+            self._receipts.refuse(order, lacking or f"there is no restore point up to step {latest}")
+            return
+        times, most = answers[0][1][step], int(order.call.arguments["times"] or 0)
+        if times >= most:
+            why = f"the training went back to step {step} {counted(times, 'time')} already"
+            self._receipts.refuse(order, why)
+            self._give_up(f"{order.call}: {why}")
+            return
+        failures = self._of_all(self._restored(step))
+        if not any(failures):
+            undos = 1 + self._receipts.greatest("undos")
+            self._receipts.record(order, {"point_step": step, "times": times + 1, "undos": undos})
+            return
+        rank = next(rank for rank, each in enumerate(failures) if each)
+        self._receipts.refuse(order, failures[rank])
+        fix = "Begin again from a checkpoint: the weights are of two moments"
+        raise TelemetryError(f"undo: rank {rank} could not return to step {step}", got=failures[rank], fix=fix)
+
+    def _restored(self, step: int) -> str:
+        """Return to a point on this rank, and return why it failed; empty if it did not."""
+        assert self._handlers.points is not None
+        try:
+            self._handlers.points.restore(step, now=self._position.step)
+        except Exception as error:  # As in Operations.load_checkpoint.
+            logger.exception("the return to step %d failed", step)
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _times(self, steps: Iterable[int]) -> dict[int, int]:
+        """Return how often the run went back to each of these steps."""
+        back = [receipt.attrs.get("point_step") for receipt in self._receipts.applied]
+        return {step: back.count(step) for step in steps}
+
+
 class Operations:
     """The operations with arguments of one attempt.
 
@@ -212,6 +340,8 @@ class Operations:
         give_up: Asks for a checkpoint and the end of the training, and says why.
 
     Attributes:
+        receipts: The receipts so far.
+        undos: Takes restore points, and returns to one of them.
         rollback: The rollback to carry out once all decisions of the event are; None without one.
     """
 
@@ -230,18 +360,18 @@ class Operations:
     ) -> None:
         self._gather, self.handlers, self._control, self._position = gather, handlers, control, position
         self._warnings, self._emit, self._calls = warnings, emit, calls
-        self._is_alarmed, self._give_up = is_alarmed, give_up
         known = list(kept)
-        self._receipts = [event for event in known if event.kind == OPERATION_APPLIED]
+        self.receipts = Receipts(position, emit, known)
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
+        self.undos = Undos(handlers, self.receipts, position, warnings, emit, self._of_all, is_alarmed, give_up)
         self._skips: list[_Skip] = []
         self._waiting: list[OrderedOperation] = []
         self._early: list[OrderedOperation] = []
         self._unanswered = 0
         self.rollback: tuple[OrderedOperation, SavePoint | str] | None = None
         if handlers.learning_rate is not None:
-            handlers.learning_rate.resume(position, _learning_rate_after(self._receipts))
+            handlers.learning_rate.resume(position, _learning_rate_after(self.receipts.applied))
 
     def order(self, operation: str, decision: Decision | None = None, *, outlives: bool = False) -> None:
         """Let the loop carry out an operation, and record its answer.
@@ -256,11 +386,11 @@ class Operations:
         if not self.handlers.has(name):
             # A rule may order it as the training begins, and a loop names its functions after that.
             if self.handlers.has_named or name in (SKIP, ROLL_BACK, UNDO) or name.startswith(LEARNING_RATE):
-                self._refuse(order, _NO_HANDLER)
+                self.receipts.refuse(order, _NO_HANDLER)
             else:
                 self._early.append(order)
         elif why := self.why_too_late(operation, decision):
-            self._refuse(order, why)
+            self.receipts.refuse(order, why)
         elif name.startswith(LEARNING_RATE):
             if outlives and self.rollback is not None:
                 self._waiting.append(order)
@@ -272,7 +402,7 @@ class Operations:
         elif name == ROLL_BACK:
             self._prepare_rollback(order)
         elif name == UNDO:
-            self._undo(order)
+            self.undos.carry_out(order)
         else:
             self._answer(order, lambda: self.handlers.call(order.request(self._position.step)))
 
@@ -326,9 +456,9 @@ class Operations:
             return
         self.handlers.has_named = True
         for order in self._early:
-            self._refuse(order, _NO_HANDLER)
+            self.receipts.refuse(order, _NO_HANDLER)
         self._early.clear()
-        if _learning_rate_after(self._receipts) != LearningRateState() and self.handlers.learning_rate is None:
+        if _learning_rate_after(self.receipts.applied) != LearningRateState() and self.handlers.learning_rate is None:
             what = "rules have changed the learning rate of this run, and this process trains with the schedule's"
             self._warnings.once(f"{what}. {_how_to_handle(LEARNING_RATE, self._warnings.advice)}")
         for operation in self._calls:
@@ -356,7 +486,7 @@ class Operations:
         skips, self._skips, self._unanswered = self._skips, [], 0
         for skip in skips:
             if is_applied:
-                self._refuse(skip.order, "the loop has applied the update")
+                self.receipts.refuse(skip.order, "the loop has applied the update")
                 continue
             skip.updates -= 1
             if sample_ids is not None:
@@ -365,7 +495,7 @@ class Operations:
                 self._skips.append(skip)
                 continue
             kept = {"sample_ids": skip.ids[:_MAX_IDS], "num_samples": len(skip.ids)} if skip.ids else {}
-            self._record_receipt(skip.order, kept)
+            self.receipts.record(skip.order, kept)
         self._control.should_skip = bool(self._skips)
 
     def count_unanswered_skip(self) -> None:
@@ -382,37 +512,14 @@ class Operations:
         """Refuse what still waits when the run ends."""
         skips, self._skips = self._skips, []
         for skip in skips:
-            self._refuse(skip.order, "the run ended before the update was recorded")
+            self.receipts.refuse(skip.order, "the run ended before the update was recorded")
         early, self._early = self._early, []
         for order in early:
-            self._refuse(order, _NO_HANDLER)
+            self.receipts.refuse(order, _NO_HANDLER)
         if self.rollback is not None:
             (rollback, _), self.rollback = self.rollback, None
             for order in (rollback, *self.pop_waiting()):
-                self._refuse(order, "the run ended before the next rec.step")
-
-    def take_point_if_due(self) -> None:
-        """Keep a restore point of this step if one is due, where no other rank is to take it at the same time."""
-        if self._gather is None and self.is_point_due:
-            self.take_point()
-
-    @property
-    def is_point_due(self) -> bool:
-        """Whether a restore point is to be taken now."""
-        points = self.handlers.points
-        return points is not None and points.is_due(self._position.step) and not self._is_alarmed()
-
-    def take_point(self) -> None:
-        """Keep a restore point of this step, if there is room for it."""
-        points = self.handlers.points
-        assert points is not None
-        try:
-            size = points.take(self._position.step)
-        except (MemoryError, RuntimeError) as error:
-            what = f"restore points: no room for another; {counted(len(points.steps), 'point')} of before"
-            self._warnings.once(f"{what} {'is' if len(points.steps) == 1 else 'are'} kept ({error})")
-        else:
-            self._emit(RESTORE_POINT, attrs={"size_bytes": size})
+                self.receipts.refuse(order, "the run ended before the next rec.step")
 
     def record_rollback(self, order: OrderedOperation, save: SavePoint, attempt: int, step: int, undos: int) -> None:
         """Record, in the attempt that continues from a checkpoint, which attempt it left at which step.
@@ -423,16 +530,7 @@ class Operations:
         place = {"save_step": save.step, "path": save.path, "from_attempt": attempt, "from_step": step}
         if self.handlers.points is not None:
             self.handlers.points.drop_after(save.step)
-        self._record_receipt(order, {**place, "rollbacks": 1 + self._greatest("rollbacks"), "undos": undos})
-
-    @property
-    def undos(self) -> int:
-        """How often the training went back to a restore point."""
-        return self._greatest("undos")
-
-    def _greatest(self, count: str) -> int:
-        """Return a count that the receipts keep, which only grows."""
-        return max((int(receipt.attrs.get(count, 0)) for receipt in self._receipts), default=0)
+        self.receipts.record(order, {**place, "rollbacks": 1 + self.receipts.greatest("rollbacks"), "undos": undos})
 
     def use_learning_rate(
         self, optimizer: Any, scheduler: Any, on_foreign_change: Callable[[str], object]
@@ -442,7 +540,7 @@ class Operations:
         Raises:
             TelemetryError: The optimizer is none.
         """
-        state = _learning_rate_after(self._receipts)
+        state = _learning_rate_after(self.receipts.applied)
         rate = LearningRate(self._position, state, optimizer, scheduler, on_foreign_change)
         if self.handlers.learning_rate is not None:
             self.handlers.learning_rate.detach()
@@ -472,7 +570,7 @@ class Operations:
         (order, own), self.rollback = self.rollback, None
         save: SavePoint | str = self._of_all(own)[0]  # Rank 0 alone need have recorded it.
         if isinstance(save, str):
-            self._refuse(order, save)
+            self.receipts.refuse(order, save)
             return None
         state: str | Mapping[str, Any] | None
         try:
@@ -484,7 +582,7 @@ class Operations:
         failed = next((rank for rank, failure in enumerate(failures) if failure), None)
         if failed is None:
             return order, save, None if isinstance(state, str) else state
-        self._refuse(order, state if isinstance(state, str) else f"rank {failed}: {failures[failed]}")
+        self.receipts.refuse(order, state if isinstance(state, str) else f"rank {failed}: {failures[failed]}")
         if not all(failures):
             what = f"rollback: rank {failed} could not load the checkpoint of step {save.step}, and other ranks have"
             fix = "Begin again from a checkpoint: the ranks hold different weights"
@@ -493,7 +591,7 @@ class Operations:
 
     def refuse(self, operation: str, decision: Decision | None, why: str) -> None:
         """Record that an operation was not carried out."""
-        self._refuse(OrderedOperation.from_text(operation, decision), why)
+        self.receipts.refuse(OrderedOperation.from_text(operation, decision), why)
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -502,78 +600,27 @@ class Operations:
             answer = carry_out()
         except Exception as error:  # As in load_checkpoint.
             logger.exception("%s failed; training continues", order.operation)
-            self._refuse(order, f"{type(error).__name__}: {error}")
+            self.receipts.refuse(order, f"{type(error).__name__}: {error}")
             return
         if isinstance(answer, str):
-            self._refuse(order, answer)
+            self.receipts.refuse(order, answer)
         else:
-            self._record_receipt(order, answer or {})
-
-    def _undo(self, order: OrderedOperation) -> None:
-        """Return to a restore point, on all ranks to the same. Collective in a job with a process group.
-
-        Raises:
-            TelemetryError: Some ranks have returned to it and others have not.
-        """
-        points, latest = self.handlers.points, self._position.step - int(order.call.arguments["before"] or 0)
-        assert points is not None
-        own = [step for step in points.steps if step <= latest and not points.why_not(step)]
-        answers = self._of_all((own, self._undos_to(own)))
-        step = max(set(own).intersection(*(steps for steps, _ in answers)), default=None)
-        if step is None:
-            lacking = next((points.why_not(each) for each in reversed(points.steps) if each <= latest), "")
-            self._refuse(order, lacking or f"there is no restore point up to step {latest}")
-            return
-        times, most = answers[0][1][step], int(order.call.arguments["times"] or 0)
-        if times >= most:
-            why = f"the training went back to step {step} {counted(times, 'time')} already"
-            self._refuse(order, why)
-            self._give_up(f"{order.call}: {why}")
-            return
-        failure = ""
-        try:
-            points.restore(step, now=self._position.step)
-        except Exception as error:  # As in load_checkpoint.
-            logger.exception("%s failed", order.operation)
-            failure = f"{type(error).__name__}: {error}"
-        failures = self._of_all(failure)
-        if not any(failures):
-            self._record_receipt(order, {"point_step": step, "times": times + 1, "undos": self.undos + 1})
-            return
-        rank = next(rank for rank, each in enumerate(failures) if each)
-        self._refuse(order, failures[rank])
-        fix = "Begin again from a checkpoint: the weights are of two moments"
-        raise TelemetryError(f"undo: rank {rank} could not return to step {step}", got=failures[rank], fix=fix)
-
-    def _undos_to(self, steps: Iterable[int]) -> dict[int, int]:
-        """Return how often the run went back to each of these steps."""
-        back = [receipt.attrs.get("point_step") for receipt in self._receipts]
-        return {step: back.count(step) for step in steps}
+            self.receipts.record(order, answer or {})
 
     def _prepare_rollback(self, order: OrderedOperation) -> None:
         if self.rollback is not None:
-            self._refuse(order, "another rollback comes first")
+            self.receipts.refuse(order, "another rollback comes first")
             return
         latest = self._position.step - int(order.call.arguments["before"] or 0)
         most_times = int(order.call.arguments["times"] or 0)
-        save = _save_to_load(self._saves, self._receipts, latest, most_times)
+        save = _save_to_load(self._saves, self.receipts.applied, latest, most_times)
         if isinstance(save, str) and self._gather is None:  # Ranks hear first what rank 0 says.
-            self._refuse(order, save)
+            self.receipts.refuse(order, save)
         else:
             self.rollback = (order, save)
 
     def _of_all(self, own: Any) -> list[Any]:
         return [own] if self._gather is None else self._gather(own)
-
-    def _record_receipt(self, order: OrderedOperation, details: Mapping[str, Any]) -> None:
-        attrs = {**order.to_attrs(), **details}
-        self._emit(OPERATION_APPLIED, attrs=attrs)
-        self._receipts.append(Event(OPERATION_APPLIED, step=self._position.step, attrs=attrs))
-
-    def _refuse(self, order: OrderedOperation, why: str) -> None:
-        why = shortened(why, 500)
-        logger.warning("step %d: %s is refused: %s", self._position.step, order.operation, why)
-        self._emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})
 
 
 def _save_to_load(

@@ -239,7 +239,7 @@ class Agreement:
         self._refuse_late()
         asked = {self._template(operation) for operation, _ in self._ordered}
         order = _bits(self.orders) | sum(1 << len(FLAGS) + self._calls.index(each) for each in asked if each)
-        if self._orders[-1] == RESTORE_POINT and self.operations is not None and self.operations.is_point_due:
+        if self._orders[-1] == RESTORE_POINT and self.operations is not None and self.operations.undos.is_point_due:
             order |= 1 << len(self._orders) - 1
         for flag in FLAGS.values():
             setattr(self.orders, flag, False)
@@ -299,7 +299,7 @@ class Agreement:
         if self.operations is None:
             return
         if takes_point and self.operations.handlers.points is not None:
-            self.operations.take_point()
+            self.operations.undos.take_point()
         if not calls:
             return
         # Rank 0 alone knows the decisions.
