@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import sys
 import time
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
     from .operations.loop_operations import Handlers, Operations
     from .process.system_sampling import SystemSampling
     from .steering import Steering
-
-logger = logging.getLogger("steptape.rules")
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -192,7 +189,7 @@ class LiveAttempt:
             given = (gather, hands, self._control, self.position, self.warnings, self.emit)
             steered = self._steering
             is_alarmed = (lambda: False) if steered is None else lambda: steered.is_alarmed
-            more = (self.calls, self._kept, is_alarmed, self._give_up)
+            more = (self.calls, self._kept, is_alarmed, self._requests.give_up)
             self.operations = self.agreement.operations = Operations(*given, *more)
         return self.operations
 
@@ -271,21 +268,6 @@ class LiveAttempt:
         if self.system is not None and self.system.waiting:
             self.system.carry_out(self.event_log.kinds, self.event_log.started_ns, self.warnings.once, self.emit_own)
         return self._control
-
-    def take_point_if_due(self) -> None:
-        """Keep a restore point if one is due, where no other rank is to take it at the same time."""
-        if self.operations is not None and not self._settings.rank.has_group and self.operations.undos.is_point_due:
-            self.operations.undos.take_point()
-
-    def _give_up(self, why: str) -> None:
-        """Ask the loop for a checkpoint and its end, because what rules order heals nothing."""
-        logger.warning(
-            "step %d: asks for a checkpoint and the end of the training, because %s", self.position.step, why
-        )
-        self._requests.why_to_stop = self._requests.why_to_stop or why
-        for name in ("save", "stop"):
-            self.agreement.order_flag(name, who=why)
-            self.agreement.serve(name)
 
     def sample_system(self, every_s: float) -> None:
         """Let a process sample the machine, at least every so many seconds."""

@@ -300,7 +300,7 @@ class Recorder:
             operations.end_update(is_applied=is_applied, sample_ids=sample_ids)
         self._apply(outcomes)
         if operations is not None and operations is self._live.operations:
-            live.take_point_if_due()
+            operations.undos.take_point_if_due()
         if self._live is live and self._log_every and place.number and place.number % self._log_every == 0:
             live.emit("log", metrics, scalars)
         return self.control

@@ -241,6 +241,7 @@ class Undos:
         of_all: Returns the values of all ranks, by rank.
         is_alarmed: Whether a rule that orders an undo is true. No restore point is taken then.
         give_up: Asks for a checkpoint and the end of the training, and says why.
+        is_alone: Whether no other rank is to do the same.
     """
 
     def __init__(
@@ -253,10 +254,18 @@ class Undos:
         of_all: Callable[[Any], list[Any]],
         is_alarmed: Callable[[], bool],
         give_up: Callable[[str], None],
+        *,
+        is_alone: bool,
     ) -> None:
+        self._is_alone = is_alone
         self._handlers, self._receipts, self._position = handlers, receipts, position
         self._warnings, self._emit, self._of_all = warnings, emit, of_all
         self._is_alarmed, self._give_up = is_alarmed, give_up
+
+    def take_point_if_due(self) -> None:
+        """Keep a restore point if one is due, where no other rank is to take it at the same time."""
+        if self._is_alone and self.is_point_due:
+            self.take_point()
 
     @property
     def is_point_due(self) -> bool:
@@ -364,7 +373,8 @@ class Operations:
         self.receipts = Receipts(position, emit, known)
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
-        self.undos = Undos(handlers, self.receipts, position, warnings, emit, self._of_all, is_alarmed, give_up)
+        shared = (handlers, self.receipts, position, warnings, emit, self._of_all)
+        self.undos = Undos(*shared, is_alarmed, give_up, is_alone=gather is None)
         self._skips: list[_Skip] = []
         self._waiting: list[OrderedOperation] = []
         self._early: list[OrderedOperation] = []

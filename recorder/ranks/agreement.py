@@ -407,6 +407,14 @@ class Requests:
         except OSError as error:
             self._warnings.once(f"requests to the run in {folder} cannot be read: {error}", about="requests")
 
+    def give_up(self, why: str) -> None:
+        """Ask the loop for a checkpoint and its end, because what rules order heals nothing."""
+        self._warnings.once(f"rules ask for a checkpoint and the end of the training: {why}")
+        self.why_to_stop = self.why_to_stop or why
+        for name in ("save", "stop"):
+            self._agreement.order_flag(name, who=why)
+            self._agreement.serve(name)
+
     def carry_out(self) -> None:
         """Carry out what was found, in the order in which it came."""
         waiting, self.waiting = self.waiting, []

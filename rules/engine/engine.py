@@ -140,7 +140,7 @@ class Engine:
 
     def is_true(self, controller: str) -> bool:
         """Whether the rule of a controller that orders an undo was true when it was last judged."""
-        return self._fold.past(controller).streak > 0
+        return self._fold.pasts[controller].streak > 0
 
     def never_recorded(self) -> list[str]:
         """Return one line for each series that rules read and no event has carried, if no warning has named it."""
@@ -289,7 +289,7 @@ class StepOrder:
             fold.declare(event, lambda name: name not in held.names, is_whole=False)
             return ()
         if event.kind in FACT_KINDS:
-            fold.take_fact(event)
+            fold.clock.take_fact(event)
             return ()
         self._has_copies |= is_incomplete and not waiting.is_by_call
         if fold.needs_clock:
@@ -382,7 +382,7 @@ class StepOrder:
                 fold.declare(event, held.names.__contains__)
                 return ()
             if event.kind in FACT_KINDS:
-                fold.take_fact(event)
+                fold.clock.take_fact(event)
                 return ()
             if fold.needs_clock:
                 fold.clock.take(event)

@@ -63,6 +63,7 @@ class EventFold:
         listeners: What an event of each kind updates and asks.
         gauges: What computes its controller metrics.
         cached: The cached answers.
+        pasts: The answers and decisions of each controller, as far as rules or the recorder ask for them.
         has_metrics: Whether the policy declares controller metrics.
         own: What an agreement would gather, in a training of one process; None if others are to be asked, or nobody.
     """
@@ -102,6 +103,8 @@ class EventFold:
         timers = shared_timers([controller.cooldown for controller in policy.controllers])
         self._of_members: dict[str, MemberControllers] = {}
         self._states = [self._build_controller(controller, timers) for controller in policy.controllers]
+        variables, name_of = self._workspace.variables, self._workspace.past_name
+        self.pasts: dict[str, Past] = {each.name: variables[name_of(each.name)] for each in policy.controllers}
         self._build_watches()
         self._conclusions = OutcomeMaker(policy.source, LogMessages(policy.operations, policy.params), self._workspace)
         self._intake.declare(plan.constants)
@@ -221,7 +224,8 @@ class EventFold:
         elif kind == PLAN:
             self.declare(event)
         elif kind in FACT_KINDS:
-            self.take_fact(event)
+            self.cached.forget()
+            self.clock.take_fact(event)
         listener = self.listeners.get(kind)
         if listener is None:
             self._rest(kind)
@@ -232,11 +236,6 @@ class EventFold:
         if listener.recorded is not None:
             listener.record(event, self.derived)
         return outcomes if listener.admissions is None else listener.admit(event, outcomes)
-
-    def take_fact(self, event: Event) -> None:
-        """Fold a restore point, or a receipt of what the loop did for rules."""
-        self.cached.forget()
-        self.clock.take_fact(event)
 
     def renew_controllers(self) -> None:
         """Let all controllers start fresh: patience, past decisions, and what was already reported."""
@@ -420,10 +419,6 @@ class EventFold:
             if count:
                 counts[name] = counts.get(name, 0) + count
         return MappingProxyType(counts)
-
-    def past(self, controller: str) -> Past:
-        """Return the answers and decisions of a controller, as far as rules or the recorder ask for them."""
-        return self._workspace.variables[self._workspace.past_name(controller)]  # type: ignore[no-any-return]
 
     def kinds_read(self, controller: str) -> frozenset[str]:
         """Return the kinds of events whose numbers a controller's conditions read.
