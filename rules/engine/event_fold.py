@@ -227,10 +227,8 @@ class EventFold:
             self.cached.forget()
             self.clock.take_fact(event)
         listener = self.listeners.get(kind)
-        if listener is None:
+        if listener is None or kind == INIT_END:
             self._rest(kind)
-            return _NOTHING
-        if kind == INIT_END:
             return _NOTHING
         outcomes = self.fold_values(listener, event)
         if listener.recorded is not None:
