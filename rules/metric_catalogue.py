@@ -85,6 +85,7 @@ _PROBABILITIES: Final = "attention probabilities that a module shows"
 _HOOKS: Final = "blocks that are found by structure or named by `sites`"
 _TOKENS: Final = "token ids or labels in the model's arguments"
 _BATCH: Final = "`probe_batch`"
+_ELEMENTS: Final = "two elements"
 _CUDA: Final = "a CUDA device"
 _NVML: Final = "nvidia-ml-py and an NVIDIA GPU; of several visible ones, that with the greatest share of used memory"
 
@@ -198,7 +199,24 @@ CATALOGUE: Final = (
         "gradients/{param}/norm", "gradients", "|g| of a sentinel tensor after clipping, in debug of every tensor"
     ),
     CatalogueEntry("gradients/{param}/mean", "gradients", "mean of its elements"),
-    CatalogueEntry("gradients/{param}/std", "gradients", "standard deviation of its elements, divisor n"),
+    CatalogueEntry(
+        "gradients/{param}/std", "gradients", "standard deviation of its elements, divisor n", needs=_ELEMENTS
+    ),
+    CatalogueEntry(
+        "gradients/{param}/mean_share",
+        "gradients",
+        "mean^2 / (mean^2 + std^2): 0 where the mean is 0, 1 where all elements are equal",
+        needs=_ELEMENTS,
+    ),
+    CatalogueEntry(
+        "gradients/{param}/outlier_rate_k10", "gradients", "share of its elements above 10 rms", cadence=Cadence.CHECK
+    ),
+    CatalogueEntry(
+        "gradients/{param}/near_zero_rate",
+        "gradients",
+        "share of its elements at or below rms / 1000",
+        cadence=Cadence.CHECK,
+    ),
     CatalogueEntry(
         "gradients_hist/{param}",
         "gradients",
@@ -211,6 +229,9 @@ CATALOGUE: Final = (
     CatalogueEntry("Weights/block_{block}/norm", "parameters", "|w| over the block's main weights, after the update"),
     CatalogueEntry(
         "weights/{param}/norm", "parameters", "|w| of a sentinel tensor, in debug of every tensor, after the update"
+    ),
+    CatalogueEntry(
+        "weights/{param}/outlier_rate_k10", "parameters", "share of its elements above 10 rms", cadence=Cadence.CHECK
     ),
     CatalogueEntry(
         "weights_hist/{param}",
@@ -281,6 +302,14 @@ CATALOGUE: Final = (
         "Activations/{site}/rms", "activations", "root mean square of a normalisation layer's output", needs=_HOOKS
     ),
     CatalogueEntry("Activations/{site}/max_abs", "activations", "greatest absolute element of the same", needs=_HOOKS),
+    CatalogueEntry(
+        "activations_hist/{site}",
+        "activations",
+        "least, greatest, then counts of 64 equal bins between them, of the same",
+        cadence=Cadence.CHECK,
+        needs=_HOOKS,
+        is_vector=True,
+    ),
     # Probe batch
     CatalogueEntry(
         "Eval/eval_artifact_hash",

@@ -101,10 +101,10 @@ def tokens_of(rows: int = 3) -> Tensor:
 
 
 def armed_parts(
-    model: nn.Module, level: int = 1, sites: Mapping[str, Any] | None = None
+    model: nn.Module, level: int = 1, sites: Mapping[str, Any] | None = None, *, is_check: bool = False
 ) -> tuple[Readings, list[HookedProbes]]:
     """Attach the parts with forward hooks to a model."""
-    structure, readings = structure_of(model, sites), Readings(level, is_check=False)
+    structure, readings = structure_of(model, sites), Readings(level, is_check=is_check)
     parts: list[HookedProbes] = [Activations(structure), AttentionScores(structure)]
     for part in parts:
         part.arm(readings)

@@ -140,6 +140,17 @@ def test_the_endpoint_answers_as_the_command_does(store: Path, client: httpx.Cli
     assert answer.json() == {**json.loads(call("exploding", "--store", store, "--json").stdout), "age_s": 0}
 
 
+def test_the_endpoint_judges_by_renamed_metrics_as_the_command_does(store: Path, client: httpx.Client) -> None:
+    """The two states of one run are known apart, and what is no pair of names is refused."""
+    address = "/api/v1/runs/alien/health"
+
+    renamed = client.get(address, params={"rename": ["train/loss=loss", "val loss=eval_loss"]}).json()
+    printed = call("alien", "--store", store, "--json", "--rename", "train/loss=loss", "--rename", "val loss=eval_loss")
+    assert renamed == {**json.loads(printed.stdout), "age_s": 0}
+    assert (renamed["state"], client.get(address).json()["state"]) == ("fine", "not evaluable")
+    assert client.get(address, params={"rename": "loss"}).status_code == 422
+
+
 def test_the_endpoint_refuses_policies_that_the_server_does_not_know(client: httpx.Client) -> None:
     """A path is no name."""
     answer = client.get("/api/v1/runs/plain/health", params={"policy": "../secret.yaml"})

@@ -63,6 +63,26 @@ def test_values_are_those_of_numpy(level: int) -> None:
     assert absent == {}
 
 
+def test_a_check_adds_the_histograms_of_the_normalised_activations() -> None:
+    """Those of the sites whose root mean square is recorded; other updates have none."""
+    model, seen = NanoGPT(layers=3), list[Tensor]()
+    model.get_submodule("transformer.h.0.ln_1").register_forward_hook(lambda *given: seen.append(given[2].detach()))
+
+    for is_check in (False, True):
+        readings, parts = armed_parts(model, is_check=is_check)
+        model(tokens_of())
+        for part in parts:
+            part.read(readings)
+            part.close()
+
+        sites = {name.removeprefix("Activations/").removesuffix("/rms") for name in readings.scalars if "/rms" in name}
+        named = {f"activations_hist/{site}" for site in sites if "Residual" not in site} if is_check else set()
+        assert set(readings.vectors) == named
+    found = readings.vectors["activations_hist/block_0/attn_norm"].tolist()
+    assert found[:2] == pytest.approx([seen[-1].min().item(), seen[-1].max().item()])
+    assert sum(found[2:]) == seen[-1].numel()
+
+
 def test_minimal_attaches_nothing() -> None:
     """No hook runs, and nothing is said to be absent."""
     model = NanoGPT()

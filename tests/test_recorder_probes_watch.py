@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import logging
+import math
 import pickle
 import weakref
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steptape import Recorder, TelemetryError, open_run, verify
+from steptape.recorder.probes.norms import tails
 from steptape.recorder.probes.watch import CadenceBudget
 from steptape.rules.metric_catalogue import entry_of
 from steptape.store.events import Event
@@ -107,11 +109,60 @@ def test_single_tensors_and_histograms_are_those_of_numpy(tmp_path: Path) -> Non
         moved = np.linalg.norm(after[name] - weights[name])
         assert event.metrics[f"updates/{name}/update_norm"] == pytest.approx(moved, rel=1e-4)
         assert event.metrics[f"weights/{name}/norm"] == pytest.approx(np.linalg.norm(after[name]), rel=1e-5)
+        share = array.mean() ** 2 / np.square(array).mean()
+        assert event.metrics[f"gradients/{name}/mean_share"] == pytest.approx(share, rel=1e-3, abs=1e-6)
         counts = np.asarray(event.vectors[f"gradients_hist/{name}"])
         assert counts[0] == pytest.approx(array.min(), rel=1e-6)
         assert counts[1] == pytest.approx(array.max(), rel=1e-6)
         assert counts[2:].sum() == array.size
     assert event.metrics["Optimizer/opt_state_finite"] == 1
+
+
+def test_tails_of_a_tensor_are_those_of_numpy(tmp_path: Path) -> None:
+    """At a check: the shares beyond ten root mean squares, and within a thousandth of one."""
+    model = nn.Linear(1000, 4, bias=False)
+    inputs = torch.cat([torch.zeros(600), torch.randn(396) * 0.1, torch.full((4,), 50.0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, level="debug", budget=None)
+        model(inputs).sum().backward()
+        optimizer.step()
+        rec.step()
+
+    (event,) = emissions(rec.folder)
+    for name, array in (("gradients", inputs.numpy()), ("weights", model.weight.detach().numpy())):
+        rms = np.sqrt(np.square(array, dtype=np.float64).mean())
+        far = (np.abs(array) > 10 * rms).mean()
+        assert event.metrics[f"{name}/weight/outlier_rate_k10"] == pytest.approx(far)
+    near = (np.abs(inputs.numpy()) <= np.sqrt(np.square(inputs.numpy(), dtype=np.float64).mean()) / 1000).mean()
+    assert event.metrics["gradients/weight/near_zero_rate"] == pytest.approx(near)
+    assert event.metrics["gradients/weight/outlier_rate_k10"] == pytest.approx(0.004)
+
+
+def test_tails_of_nothing_and_of_what_is_not_finite_are_not_known() -> None:
+    """Tensors of all types count: halves, complex ones, and those of zeros, all of which are near zero."""
+    zeros, halves = torch.zeros(5), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float16)
+
+    assert [value.item() for value in tails(zeros)] == [0.0, 1.0]
+    assert [value.item() for value in tails(halves)] == pytest.approx([0.0, 1 / 3])
+    assert [value.item() for value in tails(halves.to(torch.complex64))] == pytest.approx([0.0, 4 / 6])
+    for unknown in (torch.zeros(0), torch.tensor([1.0, math.nan]), torch.tensor([math.inf])):
+        assert all(math.isnan(value.item()) for value in tails(unknown))
+
+
+def test_a_single_element_has_no_deviation(tmp_path: Path) -> None:
+    """Its gradient is its mean, so that a rule about deviations of 0 leaves it alone."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(tmp_path, strict=True) as rec:
+        rec.watch(model, optimizer, level="debug", budget=None)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        rec.step()
+
+    (event,) = emissions(rec.folder)
+    assert event.metrics["gradients/weight/mean"] == 1.0
+    assert not {"gradients/weight/std", "gradients/weight/mean_share"} & event.metrics.keys()
 
 
 def test_every_recorded_metric_is_in_the_catalogue_and_at_its_level(tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ ROWS = (
     Row("Probes/topk_mass_k{k}", "jump", "probe_mass_changes"),
     Row("Probes/output_kl_to_prev", "spike", "probe_outputs_jump"),
     Row("gradients/{param}/norm", "outlier", "tensor_norm_outlier"),
+    Row("gradients/{param}/std", "0", "tensor_gradients_vanish"),
+    Row("gradients/{param}/mean_share", "mean far from 0", "tensor_gradients_shift"),
+    Row("gradients/{param}/outlier_rate_k10", "heavy tails growing", "gradient_tails_grow"),
+    Row("gradients/{param}/near_zero_rate", "collapse near 0", "gradients_collapse"),
+    Row("weights/{param}/outlier_rate_k10", "heavy tails", "weight_tails_grow"),
     Row("updates/{param}/ratio", "> 0.1", "tensor_updates_large"),
     Row("updates/{param}/ratio", "< 1e-7", "tensor_updates_small"),
     Row("weights/{param}/norm", "sudden jump", "weight_jumps"),
@@ -156,7 +161,7 @@ ROWS = (
 
 
 #: Metrics that rules ask for because they hold back where a run records them.
-LACKING = {"Gradients/norm", "Gradients/depth_ratio_first_last", "Updates/depth_ratio_first_last"}
+LACKING = {"Gradients/norm", "Gradients/depth_ratio_first_last", "Updates/depth_ratio_first_last", "LR"}
 
 
 @cache

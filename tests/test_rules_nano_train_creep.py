@@ -42,7 +42,7 @@ def schedule(kind: str) -> Values:
         "step decay": 0.1 ** np.floor(at * 4),
         "warm restarts": 0.5 * (1 + np.cos(math.pi * ((4 * at) % 1))),
         "one cycle": np.where(at < 0.3, at / 0.3, (1 - at) / 0.7) + 1e-4,
-        "warm-up by epochs": np.minimum(1.0, 1e-6 + np.floor(at * 40) / 5),
+        "warm-up by epochs": np.minimum(1.0, 1e-3 + np.floor(at * 40) / 5),
         "constant warm-up": np.where(at < 0.1, 1 / 3, 1.0),
         "constant": np.ones(STEPS),
     }
@@ -99,7 +99,7 @@ def series_of(seed: int) -> dict[str, Values]:
         "Gradients/clipped": np.zeros(STEPS),
         "Gradients/depth_ratio_first_last": 0.5 * noise(rng, 0.3),
         "Parameters/norm": 30 * grown,
-        "Updates/ratio_global": 1e-3 * (rates / 1e-3 + 1e-3),
+        "Updates/ratio_global": rates,
         "Time/step_seconds": step_s,
         "Time/data_wait_seconds": wait_s,
         "Time/data_wait_frac": wait_s / step_s,

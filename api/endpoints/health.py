@@ -88,15 +88,24 @@ async def read_run_health(
     policy: Annotated[
         str, Query(max_length=200, description="The rule file that judges: one that `GET /policies` lists.")
     ] = DEFAULT_POLICY,
+    rename: Annotated[
+        tuple[Annotated[str, Query(max_length=400, pattern=r"^[^=]+=[^=]+$")], ...],
+        Query(
+            max_length=100, description="A recorded metric and its name in the rules: `train/loss=loss`. Repeatable."
+        ),
+    ] = (),
 ) -> RunHealth:
     """Return the state of each group of metrics under a policy, as `steptape health --json` does.
 
     Only what is new in the run is replayed. The answer comes within seconds: see `as_of_step`.
     """
-    return await run_health(request, run, policy)
+    renames = [each.split("=") for each in rename]
+    return await run_health(request, run, policy, tuple((old, new) for old, new in renames))
 
 
-async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth:
+async def run_health(
+    request: Request, run: RunAccess, policy: str, renames: tuple[tuple[str, str], ...] = ()
+) -> RunHealth:
     """Return the health of a run as far as it is known, computed in a process with limits.
 
     Raises:
@@ -105,7 +114,7 @@ async def run_health(request: Request, run: RunAccess, policy: str) -> RunHealth
     """
     workers: HealthWorkers = request.app.state.health_workers
     path = await run_in_threadpool(policy_named, policy, request.app.state.policies)
-    known = await workers.health(HealthTrial(str(run.folder), str(path)))
+    known = await workers.health(HealthTrial(str(run.folder), str(path), renames))
     found = RunHealth.model_validate({**known.answer, "age_s": known.age_s})
     if found.age_s or found.as_of_step < found.step:
         request.state.etag = None  # The next answer about the same log differs.

@@ -30,7 +30,7 @@ _TURN_S: Final = 1.0
 #: ... or after this time by the clock: other requests wait.
 _TURN_BY_CLOCK_S: Final = 3.0
 
-_replays: Final[OrderedDict[tuple[str, str, int], HealthReplay]] = OrderedDict()
+_replays: Final[OrderedDict[tuple[object, ...], HealthReplay]] = OrderedDict()
 
 
 def limit(memory_bytes: int) -> None:
@@ -40,7 +40,7 @@ def limit(memory_bytes: int) -> None:
 
 def answer(request: Mapping[str, Any], _: Callable[[int], object]) -> tuple[dict[str, object], bytes]:
     """Answer with the health of a run, as far as its events could be replayed."""
-    trial = HealthTrial(**request)
+    trial = HealthTrial(**{**request, "renames": tuple((old, new) for old, new in request["renames"])})
     replay, ends = _replay_of(trial), (time.process_time() + _TURN_S, time.monotonic() + _TURN_BY_CLOCK_S)
 
     def is_due() -> bool:
@@ -48,7 +48,7 @@ def answer(request: Mapping[str, Any], _: Callable[[int], object]) -> tuple[dict
 
     def judge(snapshot: Snapshot) -> HealthSummary:
         found = replay.health(snapshot, is_due)
-        if Path(trial.policy).stem == DEFAULT_POLICY and found.as_of_step == found.step:
+        if Path(trial.policy).stem == DEFAULT_POLICY and not trial.renames and found.as_of_step == found.step:
             keep_health(snapshot.folder, snapshot.info, found.state)
         return found
 
@@ -59,7 +59,7 @@ def _replay_of(trial: HealthTrial) -> HealthReplay:
     key = (*trial, Path(trial.policy).stat().st_mtime_ns)
     if key not in _replays:
         # A policy takes 0.4 s to load: it is kept with each run.
-        _replays[key] = HealthReplay(load_policy(trial.policy), is_cached=True)
+        _replays[key] = HealthReplay(load_policy(trial.policy), trial.renames, is_cached=True)
         if len(_replays) > _MOST_RUNS:
             _replays.popitem(last=False)
     _replays.move_to_end(key)

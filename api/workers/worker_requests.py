@@ -59,10 +59,11 @@ class JobTrial(NamedTuple):
 
 
 class HealthTrial(NamedTuple):
-    """The run in a folder, and the file of the policy that judges it: for ``health_worker``."""
+    """The run in a folder, the file of the policy that judges it, and renames of metrics: for ``health_worker``."""
 
     folder: str
     policy: str
+    renames: tuple[tuple[str, str], ...] = ()
 
 
 Trial: TypeAlias = PolicyTrial | ScenarioTrial | JobTrial

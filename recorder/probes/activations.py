@@ -17,6 +17,7 @@ from torch.nn import Module, Softmax
 
 from .hooks import HookedProbes, Pass, first_tensor, unreadable, without_autocast
 from .model_structure import COMPILED, Block, ModelStructure
+from .norms import histogram
 from .probe_values import Readings
 
 #: An element is an outlier above this multiple of the root mean square.
@@ -58,11 +59,13 @@ class Activations(HookedProbes):
         self._structure: ModelStructure | None = structure
         self._ran: set[str] = set()
         self._misplaced: set[str] = set()
+        self._histograms: dict[str, Tensor] = {}
+        self._is_check = False
 
     def arm(self, readings: Readings) -> None:
         """Attach hooks to the blocks and normalisation layers of the level."""
         self.disarm()
-        structure = self._structure
+        structure, self._is_check = self._structure, readings.is_check
         if structure is None or not readings.level:
             return
         self._absent.update({name: why for name, why in structure.absent.items() if name.startswith("Activations/")})
@@ -78,6 +81,15 @@ class Activations(HookedProbes):
         super().disarm()
         self._ran.clear()
         self._misplaced.clear()
+        self._histograms.clear()
+
+    def read(self, readings: Readings) -> None:
+        """Add what the hooks saw, and at a check the histograms of the same outputs."""
+        super().read(readings)
+        for prefix, histogram_of in self._histograms.items():
+            if f"{prefix}rms" in self._values:
+                site = prefix.removeprefix("Activations/").removesuffix("/")
+                readings.vector(f"activations_hist/{site}", histogram_of)
 
     def close(self) -> None:
         """Remove the hooks, and forget the model. Idempotent."""
@@ -144,6 +156,8 @@ class Activations(HookedProbes):
             value = value.abs() if value.is_complex() else value
             self._values[f"{prefix}rms"] = root_mean_square(value)
             self._values[f"{prefix}max_abs"] = torch.stack(torch.aminmax(value)).abs().amax()
+            if self._is_check:
+                self._histograms[prefix] = histogram(value)
 
 
 class AttentionScores(HookedProbes):

@@ -24,6 +24,10 @@ Numbers: TypeAlias = Mapping[str, Mapping[str, float]]
 _PIECE: Final = 1 << 16
 _BINS: Final = 64
 
+#: The ends of a distribution, in its root mean squares.
+_FAR: Final = 10
+_NEAR: Final = 1e-3
+
 #: Elements that are sorted into bins at a time, so that their indexes need little memory.
 _AT_ONCE: Final = 1 << 22
 
@@ -246,6 +250,27 @@ def histogram(tensor: Tensor) -> Tensor:
             # In 32 bits a count ends at 2**24, which a part does not reach.
             counts += torch.zeros(_BINS, device=values.device).index_add_(0, places, counted.float())
         return torch.cat([torch.stack([least, most]), counts])
+
+
+def tails(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shares of the elements beyond ten root mean squares, and of those within a thousandth of one.
+
+    Without an element, and where one is not finite, both are NaN.
+    """
+    with torch.no_grad():
+        values = dense(tensor.detach()).flatten()
+        wide = widest(values.device)
+        parts = torch.split(values, _AT_ONCE)
+        norm: Tensor = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(part, dtype=wide) for part in parts])
+        )
+        rms = (norm / math.sqrt(max(values.numel(), 1))).reshape(1)  # Without a dimension it would be rounded.
+        far = torch.stack([(part.abs() > _FAR * rms).sum() for part in parts]).sum()
+        near = torch.stack([(part.abs() <= _NEAR * rms).sum() for part in parts]).sum()
+        is_known = rms.isfinite().reshape(()) & (values.numel() > 0)
+        shares = torch.stack([far, near]).to(wide) / max(values.numel(), 1)
+        outliers, zeros = shares.where(is_known, math.nan).unbind()
+        return outliers, zeros
 
 
 def is_measurable(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from ..device_values import Bundle
 from ..loop_values import is_distributed
 from .hooks import Hook
 from .model_structure import ModelStructure
-from .norms import Measurements, Numbers, histogram, is_measurable
+from .norms import Measurements, Numbers, histogram, is_measurable, tails
 from .probe_values import Readings
 
 _DEBUG: Final = 2
@@ -294,9 +294,13 @@ class TensorProbe:
             parameter = self._parameters.get(name)
             if parameter is None or is_distributed(parameter):
                 continue
-            self._readings.vector(f"weights_hist/{name}", histogram(parameter))
-            if parameter.grad is not None:
-                self._readings.vector(f"gradients_hist/{name}", histogram(parameter.grad))
+            for kind, tensor in (("weights", parameter), ("gradients", parameter.grad)):
+                if tensor is not None:
+                    self._readings.vector(f"{kind}_hist/{name}", histogram(tensor))
+                    outliers, zeros = tails(tensor)
+                    self._readings.scalar(f"{kind}/{name}/outlier_rate_k10", outliers)
+                    if kind == "gradients":
+                        self._readings.scalar(f"gradients/{name}/near_zero_rate", zeros)
 
 
 @dataclass(frozen=True)
@@ -394,7 +398,9 @@ class UpdateNumbers:
                 metrics[f"gradients/{name}/norm"] = norm = used[name]
                 if name in sums and (size := self.sizes[name]):
                     metrics[f"gradients/{name}/mean"] = mean = sums[name] / size
-                    metrics[f"gradients/{name}/std"] = math.sqrt(max(norm * norm / size - mean * mean, 0.0))
+                    if size > 1:  # A single element is its mean.
+                        metrics[f"gradients/{name}/std"] = math.sqrt(max(norm * norm / size - mean * mean, 0.0))
+                        metrics[f"gradients/{name}/mean_share"] = size * mean * mean / (norm * norm) if norm else 0.0
             if name in moved and name in weights:
                 metrics[f"updates/{name}/update_norm"] = moved[name]
                 metrics[f"updates/{name}/weight_norm"] = weights[name]
