@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from command_line import call
 from drawing import examples
@@ -363,16 +365,38 @@ def test_the_command_prints_what_a_file_records_of_a_run(tmp_path: Path) -> None
     assert "the rule file records nothing" in nothing.stderr
 
 
-def test_verify_says_where_a_derived_value_differs(tmp_path: Path) -> None:
-    """The file of the run has another rule text than the one that computed: both sides are shown."""
-    run = recorded(tmp_path, [0.5, 1.0, 3.0])
-    path = run.folder / "run.json"
+def test_verify_finds_a_derived_value_that_was_changed(tmp_path: Path) -> None:
+    """One value of a sealed file, rewritten as valid Parquet: both values are shown."""
+    with Recorder(tmp_path / "runs", rules=file_of(tmp_path)) as rec:
+        for loss in (0.0, 1.0, 0.0):
+            rec.step(loss=loss)
+    rec.close(seal=True)
+    (path,) = rec.folder.glob("events-*.parquet")
+    table = pq.read_table(path)
+    changed = pc.if_else(pc.equal(table["derived/rise"], -1.0), 7.0, table["derived/rise"])
+    pq.write_table(table.set_column(table.column_names.index("derived/rise"), "derived/rise", changed), path)
+
+    difference = verify(open_run(rec.folder)).difference
+
+    assert difference is not None
+    assert difference.place == "the derived values of step 3 of attempt 0"
+    assert difference.to_json()["recorded"] == json.dumps({"derived/rise": 7.0})
+    assert difference.to_json()["replayed"] == json.dumps({"derived/rise": -1.0})
+
+
+def test_verify_finds_a_derived_value_that_the_rules_do_not_record(tmp_path: Path) -> None:
+    """The text of the rule file in ``run.json`` was changed in what it records, which its digest does not cover."""
+    with Recorder(tmp_path / "runs", rules=file_of(tmp_path)) as rec:
+        for loss in (0.5, 1.0, 3.0):
+            rec.step(loss=loss)
+    rec.close(seal=True)
+    path = rec.folder / "run.json"
     document = json.loads(path.read_text())
     policy = document["attempts"][0]["policy"]
     policy["text"] = policy["text"].replace("record: [ppl, rise, phase]", "record: [rise, phase]")
     path.write_text(json.dumps(document))
 
-    difference = verify(open_run(run.folder)).difference
+    difference = verify(open_run(rec.folder)).difference
 
     assert difference is not None
     assert difference.place == "the derived values of step 1 of attempt 0"
