@@ -31,7 +31,7 @@ def ends(folder: Path) -> list[tuple[str, str | None]]:
 
 
 def test_a_training_that_begins_ends_the_one_of_the_same_model_that_did_not_end(tmp_path: Path) -> None:
-    """Also if another callback recorded it; a training of another model goes on."""
+    """Also if another callback recorded it; a training of another model continues."""
     model, other = Model(), Model()
     unfinished, alive, new = attempts(tmp_path), attempts(tmp_path), attempts(tmp_path)
     unfinished.begin(model, None, {}, {})

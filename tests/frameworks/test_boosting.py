@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +62,61 @@ def test_the_saved_models_are_those_of_the_best_rounds(page: Path) -> None:
     assert other.num_trees() == int(np.argmin(evaluations(runs["lightgbm"], "eval_l2"))) + 1
 
 
-def test_rules_change_the_learning_rate_between_rounds_as_the_page_says(tmp_path: Path) -> None:
-    """The trees are those of a training that sets the rates by hand."""
-    x = np.random.default_rng(0).normal(size=(300, 4))
-    y = x.sum(1)
-    params = {"max_depth": 3, "eta": 0.3}
-    expected = [0.3, 0.3, 0.3, 0.15, 0.15, 0.15]
+X = np.random.default_rng(0).normal(size=(300, 4))
+Y = X.sum(1)
 
-    def trained(rates: Any, *more: Any) -> Any:
-        scheduler = xgboost.callback.LearningRateScheduler(rates)
-        return xgboost.train(params, xgboost.DMatrix(x, y), 6, callbacks=[scheduler, *more])
 
-    class Recording(xgboost.callback.TrainingCallback):
+def boosted(
+    library: str, rates: Callable[[int], float], after: Callable[[], object], rounds: int = 6, **more: Any
+) -> str:
+    """Train with these rates, call a function after each round, and return the trees."""
+    if library == "lightgbm":
+        params = {"objective": "regression", "verbose": -1}
+        callbacks = [lightgbm.reset_parameter(learning_rate=rates), lambda _: after() and None]
+        trained = lightgbm.train(params, lightgbm.Dataset(X, Y), rounds, callbacks=callbacks, **more)
+        return str(trained.model_to_string()).partition("parameters:")[0]
+
+    class Calling(xgboost.callback.TrainingCallback):
         def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-            return rec.step(loss=1.0).should_stop
+            after()
+            return False
 
+    callbacks = [xgboost.callback.LearningRateScheduler(rates), Calling()]
+    return str(xgboost.train({"max_depth": 3}, xgboost.DMatrix(X, Y), rounds, callbacks=callbacks, **more).get_dump())
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_rules_change_the_learning_rate_between_rounds_as_the_page_says(tmp_path: Path, library: str) -> None:
+    """The trees are those of a training that sets the rates by hand."""
+    by_hand = boosted(library, lambda number: 0.3 if number < 3 else 0.15, lambda: None)
     with Recorder(tmp_path / "runs", rules=["lr.scale(0.5) if step == 3 once"]) as rec:
         rate = rec.learning_rate()
-        steered = trained(lambda _: rate(0.3), Recording())
+        steered = boosted(library, lambda _: rate(0.3), lambda: rec.step(loss=1.0))
 
-    assert steered.get_dump() == trained(lambda number: expected[number]).get_dump()
+    assert steered == by_hand
+    (run,) = open_store(tmp_path / "runs")
+    rates = [event.metrics["lr.used"] for event in run.events() if event.kind == "step_end"]
+    assert rates == [0.3] * 3 + [0.15] * 3
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_saved_model_and_the_state_beside_it_continue_the_run(tmp_path: Path, library: str) -> None:
+    """Its rounds are counted on."""
+    saved = tmp_path / "model"
+    if library == "lightgbm":
+        model = lightgbm.train({"verbose": -1}, lightgbm.Dataset(X, Y), 3)
+        more = {"init_model": str(saved)}
+    else:
+        model = xgboost.train({}, xgboost.DMatrix(X, Y), 3)
+        saved = saved.with_suffix(".json")
+        more = {"xgb_model": str(saved)}
+    with Recorder(tmp_path / "runs") as rec:
+        for _ in range(3):
+            rec.step(loss=1.0)
+        model.save_model(str(saved))
+        state = rec.state_dict()
+    with Recorder(tmp_path / "runs", resume=state) as rec:
+        boosted(library, lambda _: 0.3, lambda: rec.step(loss=1.0), 2, **more)
+
+    (run,) = open_store(tmp_path / "runs")
+    assert ([attempt.from_step for attempt in run.info.attempts], run.info.last.steps) == ([None, 3], 5)
