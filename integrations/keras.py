@@ -109,7 +109,6 @@ class SteptapeCallback(Callback):
             return
         self._number, self._epoch, self._batch = epoch, float(epoch), -1
         self._totals.clear()
-        self._begin_update()
         rec.epoch_begin(epoch)
 
     @guarded
@@ -190,6 +189,7 @@ class SteptapeCallback(Callback):
         rec = self._attempts.begin(model, state, plan, self._config_of(model))
         self._step = self._first_step = self._epoch_step = rec.progress.updates
         self._iterations, self._lr, self._named = _iterations(optimizer), None, set[str]()
+        self._begin_update()
         self._watch(model)
         if batches and (updates is None or self._step != epoch * updates):
             rec.declare(total_steps=self._step + (epochs - epoch) * batches // group)
