@@ -239,6 +239,7 @@ controllers:
         "train/val > 2",
         "train / loss > 2",
         "loss-val_loss > 2",
+        "lag(2 * loss if loss > 3 * lr else undefined, 0) > 1",
         "val_loss > 2 and eval_loss > 2 and d_loss > 2 and g_loss > 2",
         "loss_1 > loss_2 > loss_a > loss_b",
         "mae_loss > mse_loss > val_accuracy > eval_accuracy",
