@@ -119,7 +119,7 @@ def series_of(seed: int) -> dict[str, Values]:
         "Time/checkpoint_seconds": np.where(at % 10 == 9, 4 * noise(rng, 0.15), np.nan),
     }
     for block in range(4):
-        found[f"Residual/block_{block}/rms"] = 1 + 0.5 * at / STEPS
+        found[f"Residual/block_{block}/rms"] = 1 + 2 * np.minimum(at, 5) / 5 + at / STEPS
         found[f"Attention/block_{block}/attn_entropy"] = (3.5 - 1.5 * at / STEPS) * noise(rng, 0.05)
         found[f"Attention/block_{block}/max_attn_logit"] = (5 + 5 * at / STEPS) * noise(rng, 0.05)
         found[f"weights/h.{block}.weight/norm"] = 12 * grown
