@@ -611,14 +611,17 @@ class TailArguments(NamedTuple):
 
 
 class SamplesArguments(NamedTuple):
-    """Print the samples that drove a loss spike, the highest losses first.
+    """Print the samples that drove a loss spike, or those that stay hard.
 
-    The excess is a sample's loss minus the normal loss: the median of the 50 updates before. The share is its part of
-    all excess. A sample was seen and had its earlier loss before the spike.
+    With --step, the highest losses come first. The excess is a sample's loss minus the normal loss: the median of the
+    50 updates before. The share is its part of all excess. A sample was seen and had its earlier loss before the spike.
+
+    Without --step, samples with an id are ranked over the whole run, by the least by which their loss lay above the
+    median of its batch. A wrong label stays far above; a sample that was hard once does not.
     """
 
     run: RunArgument
-    step: Annotated[int, typer.Option("--step", metavar="N", help="The step with the spike.")]
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="The step with the spike.")] = None
     store: StoreOption = None
     as_json: JsonOption = False
 

@@ -58,7 +58,6 @@ def test_as_json_each_sample_is_one_line(store: Path) -> None:
         (("spiky", "--step", 99), "the run has no such step; got 99. Its steps are 0 to 40"),
         (("plain", "--step", 1), "the run recorded no sample losses. Pass them to rec.step: samples=LOSSES"),
         (("spikey", "--step", 1), "no run has this id or name; got 'spikey'. Did you mean 'spiky'?"),
-        (("spiky",), "Missing option '--step'"),
     ],
 )
 def test_where_there_is_nothing_to_print_the_message_says_what_is_near(
@@ -69,3 +68,25 @@ def test_where_there_is_nothing_to_print_the_message_says_what_is_near(
 
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
+
+
+def test_without_a_step_the_samples_that_stay_hard_come_first(store: Path) -> None:
+    """Sample 7 spiked once. None is above the median of its batch each time."""
+    result = call("spiky", "--store", store)
+
+    headline, _, heading, first, *_ = result.stdout.splitlines()
+    assert (result.returncode, result.stderr) == (0, "")
+    assert headline == "4 samples, by how far their loss stayed above the median of the batch"
+    assert heading.split() == ["sample_id", "seen", "least_above", "least", "greatest", "at_step"]
+    assert first.split() == ["7", "39", "0", "2", "40", "30"]
+
+
+def test_samples_without_ids_are_named_by_a_step_alone(tmp_path: Path) -> None:
+    """Their positions in a batch say nothing over the whole run."""
+    with Recorder(tmp_path, name="nameless", quiet=True) as rec:
+        rec.step(loss=1.0, samples=[1.0, 2.0])
+
+    result = call("nameless", "--store", tmp_path)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "the samples of this run have no ids" in result.stderr

@@ -30,6 +30,16 @@ _OWN: Final = ("run_id", "name", "group", "status", "started", "duration_s", "st
 #: Columns of the printed table; those without any value are left out.
 _COLUMNS: Final = ("step", "rank", "position", "sample_id", "loss", "excess", "share", "seen", "earlier_loss", "tokens")
 
+#: The samples of a run whose loss stayed highest, each time that they came.
+_HARDEST: Final = """
+    WITH each AS (
+        SELECT sample_id, step, loss, loss - median(loss) OVER (PARTITION BY attempt, rank, step) AS above FROM samples
+    )
+    SELECT sample_id, count(*) AS seen, min(above) AS least_above, min(loss) AS least, max(loss) AS greatest,
+        arg_max(step, loss) AS at_step, count(*) OVER () AS of
+    FROM each WHERE sample_id IS NOT NULL GROUP BY sample_id ORDER BY least_above DESC, sample_id LIMIT 20
+"""
+
 #: Rows that are converted and printed at once. The width of a table's columns follows from the first ones.
 _PART_ROWS: Final = 1000
 
@@ -104,26 +114,35 @@ def _json_row(entry: Entry, number: int, columns: Sequence[FieldColumn]) -> Row:
 
 
 def samples(asked: SamplesArguments) -> None:
-    """Print the samples that drove a loss spike, the highest losses first."""
+    """Print the samples that drove a loss spike, the highest losses first; without a step, those that stay hard."""
     opened = run_named(asked.run, asked.store)
-    rows = opened.spiking_samples(asked.step).to_pylist()
+    rows = opened.rows(_HARDEST) if asked.step is None else opened.spiking_samples(asked.step).to_pylist()
     if not rows:
         raise _nothing_there(opened, asked.step)
     if asked.as_json:
         for row in rows:
             print_json(row)
         return
+    if asked.step is None:
+        of = f" of {rows[0]['of']:,}" if len(rows) < rows[0]["of"] else ""
+        say(f"{counted(len(rows), 'sample')}{of}, by how far their loss stayed above the median of the batch")
+        say()
+        print_rows(rows, [name for name in rows[0] if name != "of"])
+        return
     say(f"{counted(len(rows), 'sample')} at step {asked.step}; normal loss {shown(rows[0]['typical'])}")
     say()
     print_rows(rows, [name for name in _COLUMNS if any(row[name] is not None for row in rows)])
 
 
-def _nothing_there(run: Run, step: int) -> TelemetryError:
+def _nothing_there(run: Run, step: int | None) -> TelemetryError:
     """Return the error that names the nearest steps with samples."""
-    near = run.rows(f"SELECT DISTINCT step FROM samples ORDER BY abs(step - {step}), step LIMIT 3")
+    near = run.rows(f"SELECT DISTINCT step FROM samples ORDER BY abs(step - {step or 0}), step LIMIT 3")
     if not near:
         fix = "Pass them to rec.step: samples=LOSSES, sample_ids=IDS. For Hugging Face: SteptapeCallback(samples=True)"
         return TelemetryError("the run recorded no sample losses", where=run.run_id, fix=fix)
+    if step is None:
+        fix = "Pass them to rec.step: sample_ids=IDS, or ask for a step with --step"
+        return TelemetryError("the samples of this run have no ids", where=run.run_id, fix=fix)
     steps = ", ".join(str(row["step"]) for row in near)
     fix = f"Nearest steps with samples: {steps}"
     return TelemetryError("no sample losses at this step", where=run.run_id, got=step, fix=fix)
