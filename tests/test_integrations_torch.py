@@ -137,5 +137,5 @@ def test_poisoned_samples_are_named_by_bad_batches(tmp_path: Path, caplog: pytes
             rec.step(loss=loss, sample_ids=range(8 * step, 8 * step + 8), **sample_losses(given, labels))
 
     (entry,) = [record.getMessage() for record in caplog.records]
-    assert entry.startswith("step 11: 1 of 8 samples carry")
+    assert entry.startswith("bad_samples at step 11: 1 of 8 samples carry")
     assert entry.endswith("['82']")

@@ -395,9 +395,9 @@ def test_the_shipped_policy_names_bad_samples(tmp_path: Path, caplog: pytest.Log
             rec.step(loss=loss, samples=losses, sample_ids=["a", "b", "c", "d"])
 
     assert [entry.getMessage() for entry in caplog.records] == [
-        "step 2: 1 of 4 samples carry 85% of a batch loss of 2.5: ['c']",
-        "step 3: a batch loss of 9, and no few samples that would explain it",
-        "step 4: 1 of 4 samples carry 100% of a batch loss of nan: ['b']",
+        "bad_samples at step 2: 1 of 4 samples carry 85% of a batch loss of 2.5: ['c']",
+        "bad_batch at step 3: a batch loss of 9, and no few samples that would explain it",
+        "bad_samples at step 4: 1 of 4 samples carry 100% of a batch loss of nan: ['b']",
     ]
 
 
