@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...rules.effects import orders_undo
 from ...store.annotations import REQUEST, Annotation, RequestWatch
 from ...store.errors import TelemetryError
 from ...store.events import LATE_FOR, RESTORE_POINT, STEP_TIME, Event
@@ -79,7 +78,12 @@ class Agreement:
         self.values = RankValues(names) if rank.has_group and names else None
         self._calls = calls[:_MAX_CALLS]
         #: The names of the bits on which ranks agree.
-        self._orders = (*FLAGS, *self._calls, *([RESTORE_POINT] if orders_undo(calls) else []))
+        self._orders = (*FLAGS, *self._calls)
+        if calls:
+            # A run without rules does not load the rule engine.
+            from ...rules.effects import orders_undo
+
+            self._orders += (RESTORE_POINT,) if orders_undo(calls) else ()
         self._ordered: list[tuple[str, Decision]] = []
         self._asked: dict[str, tuple[int, str]] = {}
         self.operations: Operations | None = None
