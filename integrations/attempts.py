@@ -113,9 +113,14 @@ class Attempts:
             self.end()
 
     def save(self, name: str, write: Callable[[Path], object]) -> None:
-        """Write a checkpoint that rules ordered, and delete those that were written here before the newest ``keep``."""
+        """Write a checkpoint that rules ordered, and delete those that were written here before the newest ``keep``.
+
+        A file of this name that another run has left stays: the run's id is added to the new one.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / name
+        if path.exists() and path not in self._ordered and self.recorder is not None:
+            path = path.with_name(f"{path.stem}-{self.recorder.run_id}{path.suffix}")
         write(path)
         self._ordered = [*(each for each in self._ordered if each != path), path]
         while self._keep is not None and len(self._ordered) > self._keep:

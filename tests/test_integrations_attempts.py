@@ -102,3 +102,18 @@ def test_a_training_that_is_open_when_the_program_ends_has_failed(tmp_path: Path
     assert (run.info.last.reason, "lost" in str(run.info.last.failure)) == (
         ("fit() did not reach its end", False) if what == "caught" else (None, True)
     )
+
+
+def test_a_checkpoint_of_another_run_is_not_written_over(tmp_path: Path) -> None:
+    """Two runs of one script save into one folder, and either may hold the best model."""
+    kept = []
+    for text in ("first", "second"):
+        own = attempts(tmp_path)
+        own.begin(Model(), None, {}, {})
+        own.save("step=4.keras", lambda path, text=text: path.write_text(text))
+        own.save("step=4.keras", lambda path, text=text: path.write_text(text))
+        kept.append(own.recorder.run_id if own.recorder else "")
+        own.end()
+
+    written = {path.name: path.read_text() for path in (tmp_path / "saved").iterdir()}
+    assert written == {"step=4.keras": "first", f"step=4-{kept[1]}.keras": "second"}

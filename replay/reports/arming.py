@@ -187,6 +187,11 @@ class _Case:
                 "evaluation in new runs."
             )
         unknown = [run for run in self._stopped if run.loss is None]
+        if not unknown:
+            return Arm.CANNOT_JUDGE, (
+                "Runs that ended early say nothing of what it would have done later, and too few others are left. Log "
+                "runs to their end, with the rules in shadow or without them."
+            )
         if self._risk.is_deployable and not any(run.result.saved_steps for run in unknown):
             return Arm.CANNOT_JUDGE, (
                 f"The logs of {_these(len(unknown))} that it stops record no checkpoint: what could have been deployed "
