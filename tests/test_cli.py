@@ -714,3 +714,15 @@ def test_docs_names_files_that_come_with_the_package() -> None:
     assert all(Path(line).is_file() for line in lines[:-1])
     assert {"LANGUAGE.md", "FORMAT.md", "IMPORT.md"} <= {Path(line).name for line in lines[:-1]}
     assert lines[-1].startswith("site: https://")
+
+
+def test_a_replay_in_which_no_rule_could_fire_says_what_the_run_lacks(tmp_path: Path) -> None:
+    """No decision would else read as a rule that found nothing."""
+    with Recorder(tmp_path, name="plain", quiet=True) as rec:
+        rec.step(loss=1.0)
+
+    result = call("replay", "early_stopping", "plain", "--store", tmp_path)
+
+    assert result.returncode == 0
+    said = f"the run has no 'eval_loss' of evaluate events. 'steptape check early_stopping --against {rec.run_id}' says more"
+    assert result.stderr.strip() == f"no rule could fire: {said}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from ...replay.policies.findings_on_runs import compared_with
 from ...replay.policies.run_accounts import LearningRatePoint, expert_accounts, learning_rates
 from ...replay.runs import replaying
 from ...replay.runs.run_result import Replay
 from ...rules.engine.decisions import Cleared, Decision, DerivedValues, Outcome, RuleError
+from ...rules.policy_file.policy import Policy
 from ...store.errors import counted
 from ...store.events import Event
 from ...store.run import Run
@@ -17,6 +19,7 @@ from ..options import ReplayArguments
 from ..output import print_json, print_table, say, shown_values
 from ..policy_lookup import policy_named
 from ..policy_options import axes_of, check_numbers
+from ..streams import complain
 
 #: The columns of an account: how it names each number, and the heading.
 _ACCOUNT: Final = {
@@ -55,6 +58,8 @@ def replay(asked: ReplayArguments) -> None:
             print_json(judged.to_json())
     else:
         _print_replay(replayed)
+        if not replayed.outcomes and isinstance(events, Run):
+            _say_why_silent(asked.policy, loaded, events)
 
 
 def _print_accounts(policy: str, events: Run | Sequence[Event], settings: Sequence[str], *, as_json: bool) -> None:
@@ -125,6 +130,14 @@ def _print_replay(replayed: Replay) -> None:
     stop, ending = replayed.stop, replayed.ending
     end = "no stop" if stop is None or ending is None else f"stop at step {ending.step} ({stop.validity})"
     say(f"{counted(replayed.event_count, 'event')}, {counted(len(replayed.decisions), 'decision')}, {end}")
+
+
+def _say_why_silent(named: str, policy: Policy, run: Run) -> None:
+    """Say on stderr why no rule could decide anything in a run; nothing if one could."""
+    reach = compared_with(policy, [run]).reach
+    if not reach.could_fire:
+        more = f"'steptape check {named} --against {run.run_id}' says more"
+        complain(f"no rule could fire: the run has {', '.join(reach.reasons)}. {more}")
 
 
 def _said(outcome: Outcome) -> object:
