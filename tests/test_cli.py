@@ -724,5 +724,5 @@ def test_a_replay_in_which_no_rule_could_fire_says_what_the_run_lacks(tmp_path: 
     result = call("replay", "early_stopping", "plain", "--store", tmp_path)
 
     assert result.returncode == 0
-    said = f"the run has no 'eval_loss' of evaluate events. 'steptape check early_stopping --against {rec.run_id}' says more"
-    assert result.stderr.strip() == f"no rule could fire: {said}"
+    lacks = "no rule could fire: the run has no 'eval_loss' of evaluate events"
+    assert result.stderr.strip() == f"{lacks}. 'steptape check early_stopping --against {rec.run_id}' says more"
