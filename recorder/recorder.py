@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Never, Self
 
 from ..store.errors import TelemetryError
-from ..store.events import APPLIED, LOOP_KINDS, PLAN, SPAN, SYSTEM, is_kind, kind_advice
+from ..store.events import APPLIED, LOOP_KINDS, PLAN, POINT_EVERY, SPAN, SYSTEM, is_kind, kind_advice
 from ..store.reading.tally import ProgressCounts
 from .advice import current_advice
 from .arguments import (
@@ -602,7 +602,7 @@ class Recorder:
         optimizer: Any,
         scaler: Any = None,
         *,
-        every: int = 50,
+        every: int = POINT_EVERY,
         keep: int = 3,
         on_device: bool = False,
     ) -> None:

@@ -88,8 +88,9 @@ NOTE_KINDS: Final = (
 OPERATION_APPLIED: Final = "operation_applied"
 OPERATION_REFUSED: Final = "operation_refused"
 
-#: The recorder has kept a restore point in memory.
+#: The recorder has kept a restore point in memory, and the updates between two of them unless a loop says otherwise.
 RESTORE_POINT: Final = "restore_point"
+POINT_EVERY: Final = 50
 
 #: The kinds whose events are facts about what the loop did for rules.
 FACT_KINDS: Final = frozenset((OPERATION_APPLIED, OPERATION_REFUSED, RESTORE_POINT))

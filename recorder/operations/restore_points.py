@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...store.errors import TelemetryError
+from ...store.events import POINT_EVERY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,7 +72,7 @@ class RestorePoints:
         optimizers: Optimizer | Iterable[Optimizer],
         scaler: Any = None,
         *,
-        every: int = 50,
+        every: int = POINT_EVERY,
         keep: int = 3,
         on_device: bool = False,
     ) -> None:

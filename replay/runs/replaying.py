@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ...rules.effects import Effect
+from ...rules.effects import Effect, orders_undo
 from ...rules.engine.decisions import Decision, DerivedValues, Outcome
 from ...rules.engine.engine import Engine
 from ...rules.language.clock import Unit
@@ -27,10 +27,13 @@ from ...store.errors import TelemetryError
 from ...store.events import (
     BEFORE_STREAM,
     CUSTOM,
+    FACT_KINDS,
     INIT_END,
     NOTE_KINDS,
     OPERATION_REFUSED,
+    POINT_EVERY,
     RANKS,
+    RESTORE_POINT,
     SPAN,
     SYSTEM,
     Event,
@@ -307,6 +310,8 @@ def observed_in(
 ) -> Iterator[tuple[int, Event, Sequence[Outcome]]]:
     """Yield the facts of a stream with their index and the engine's outcomes at each, and at what was made up after it.
 
+    For rules that order undos, a loop that kept no restore points is taken to keep one every ``POINT_EVERY`` updates.
+
     Args:
         engine: The engine that observes the facts.
         stream: The stream.
@@ -314,6 +319,8 @@ def observed_in(
         start: The index of the first fact to observe.
     """
     idle, with_attrs = (frozenset() if everything else engine.idle_kinds), stream.with_attrs
+    # A loop that kept restore points, or answered an order, has said itself to what its rules could go back.
+    imagines, point = orders_undo(engine.policy.calls) and FACT_KINDS.isdisjoint(stream.kinds), 0
     observe, facts, gathered = engine.observe, stream.facts, stream.gathered
     most_are_idle = not everything
     bounds = [start, *range(start + _FIRST_STRETCH, len(stream), _STRETCH), len(stream)]
@@ -333,6 +340,9 @@ def observed_in(
             if kind != RANKS and index in gathered:
                 observed = [*observed, *observe(gathered[index])]
             yield index, event, observed
+            if imagines and kind == "step_end" and event.step >= point + POINT_EVERY:
+                point = event.step
+                observe(event._replace(kind=RESTORE_POINT, metrics={}, attrs={}))
         most_are_idle = 2 * passed > len(kinds)
 
 
