@@ -81,6 +81,9 @@ class Disabled:
         """Return what leaves every rate as it is."""
         return float
 
+    def restore_points(self, *_: Any, **__: Any) -> None:
+        """Keep nothing."""
+
     def watch(self, *_: Any, **__: Any) -> DisabledWatch:
         """Return what watches nothing."""
         return DisabledWatch()

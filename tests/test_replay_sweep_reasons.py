@@ -24,12 +24,14 @@ define:
 states:
   phase: [{high: is_high}, {low: 'True'}]
   lasting: [{long: 'age("lasting") > 1'}, {short: loss > at}]
+record: [phase]
 controllers:
 - {name: plain, triggers: [on_step_end], rule: loss > at, operations: []}
 """
 
 #: By key, function or word: a rule, the other lines of its controller, and the reason.
 BY_EVENTS = {
+    "at_point": ("loss > at_point(loss) + at", "", "it reads the restore points of the run"),
     "for_each": ('series("loss*") > at', "for_each: loss*", "it has the key 'for_each'"),
     "family": ('any(series("loss*") > at)', "", 'it calls any(series("loss*") > at) (a family of series)'),
     "admit": ("loss > at * mean(kept, 3)", "", "it reads the admitted values 'kept'"),
@@ -42,6 +44,7 @@ BY_EVENTS = {
 
 #: What columns decide: a rule, and the other lines of its controller.
 BY_COLUMNS = {
+    "record": ('phase == "low" and at > 0', ""),
     "clear": ("loss > at", "clear: loss < 2"),
     "escalate": ("loss > at", "escalate: {stages: [{operations: []}, {operations: []}], cap: 3}"),
     "states": ('phase == "high" and at > 0', ""),

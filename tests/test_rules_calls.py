@@ -133,7 +133,9 @@ def test_a_decision_orders_the_call_with_its_params_filled_in() -> None:
 @pytest.mark.parametrize("operation", [name for name, form in CALLS.items() if form.effect == "steer"])
 def test_what_follows_an_operation_that_steers_is_censored(operation: str) -> None:
     """The record does not show how the run would have continued."""
-    arguments = {"lr.scale": "0.5", "lr.reduce": "0.5", "epochs.set": "3", "rollback.to": "last"}.get(operation, "")
+    arguments = {"lr.scale": "0.5", "lr.reduce": "0.5", "epochs.set": "3", "rollback.to": "last", "undo.to": "9"}.get(
+        operation, ""
+    )
     form = CALLS[operation]
     kind = "pre_optimizer_step" if form.is_before_update else "step_end"
     text = policy(f"{operation}({arguments})", f"on_{kind}")

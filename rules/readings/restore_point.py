@@ -13,6 +13,7 @@ from .first_events import First
 from .generated import attribute, call, name
 from .ranges import Range
 from .reading import (
+    AnyTerm,
     Code,
     NotColumnar,
     RunSeries,
@@ -20,12 +21,15 @@ from .reading import (
     SeriesReading,
     SeriesValues,
     Sightings,
+    TermMaker,
     ValueLimits,
     ValueType,
 )
 
 if TYPE_CHECKING:
     from .vectors import Vector
+
+_WHY: Final = "it reads the restore points of the run"
 
 #: The functions of restore points.
 FUNCTIONS: Final = (
@@ -63,8 +67,11 @@ class ValueAtPoint(SeriesReading):
         series.followers.append(kept)
         return kept
 
+    def term(self, terms: TermMaker[AnyTerm], text: str) -> AnyTerm:
+        raise NotColumnar(_WHY)
+
     def column(self, columns: RunSeries, kind: str) -> Vector:
-        raise NotColumnar("it reads the restore points of the run")
+        raise NotColumnar(_WHY)
 
     def bounds(self, limits: ValueLimits) -> Range:
         return replace(limits.series(self.key), may_be_nan=True)

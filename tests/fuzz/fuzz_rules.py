@@ -99,7 +99,7 @@ def rule(data: bytes) -> None:
         _check_faults(error, text)
         return
     controllers = (replace(BASE.controllers[0], rule=own),)
-    blueprint = draw_blueprint(controllers, (), (), names)
+    blueprint = draw_blueprint(controllers, (), (), (), names)
     loaded = replace(BASE, controllers=controllers, blueprint=blueprint)
     list(unguarded_spikes(loaded))
     list(impossible_lengths(loaded, lambda _: 5))
