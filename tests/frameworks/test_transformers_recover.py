@@ -34,7 +34,7 @@ class Hit(TrainerCallback):
 def trained(folder: Path, hit: int | None) -> tuple[float, Any]:
     """Train 80 updates under ``recover``, and return the loss over the data and the run."""
     callback = SteptapeCallback(folder / "runs", rules="recover", quiet=True)
-    changes = {"num_train_epochs": 8, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2}
+    changes: dict[str, Any] = {"num_train_epochs": 8, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2}
     trainer = tiny_trainer(folder, [] if hit is None else [Hit(hit)], **changes)
     callback.attach(trainer)
     with callback.training():
