@@ -345,6 +345,22 @@ def test_without_room_the_points_so_far_are_kept_and_it_is_said(
     assert training.receipts()[0]["point_step"] == 10
 
 
+def test_a_return_that_fails_midway_ends_the_training_without_an_exception(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are of two moments then. No failure of the recorder is raised into a loop."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(RestorePoints, "restore", fails)
+    training.run(30)
+    (refused,) = training.receipts("operation_refused")
+
+    assert training.rec.progress.updates == 18
+    assert refused["reason"] == "RuntimeError: out of memory"
+
+
 @pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DeepSpeedEngine"])
 def test_a_model_whose_parameters_are_not_its_weights_is_refused(name: str) -> None:
     """The message says what to do."""

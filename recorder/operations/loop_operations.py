@@ -314,6 +314,9 @@ class Undos:
             return
         rank = next(rank for rank, each in enumerate(failures) if each)
         self._receipts.refuse(order, failures[rank])
+        if all(failures):
+            self._give_up(f"{order.call}: the return to step {step} failed midway: {failures[rank]}")
+            return
         fix = "Begin again from a checkpoint: the weights are of two moments"
         raise TelemetryError(f"undo: rank {rank} could not return to step {step}", got=failures[rank], fix=fix)
 

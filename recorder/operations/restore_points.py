@@ -34,7 +34,7 @@ _REFUSED: Final[Mapping[str, str]] = {
 
 @dataclass(slots=True)
 class RestorePoint:
-    """What one point holds.
+    """The copies of one moment.
 
     Attributes:
         step: Updates that it contains.

@@ -437,7 +437,7 @@ class _RecordedState:
 
 
 class RecordedValues:
-    """What events of one kind give the run to record."""
+    """Records definitions and states at events of one kind."""
 
     __slots__ = ("_definitions", "_known", "_states")
 

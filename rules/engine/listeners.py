@@ -104,7 +104,7 @@ class Listener:
         return [*outcomes, *failures] if failures else outcomes
 
     def values_to_record(self) -> RecordedValues:
-        """What events of this kind give the run to record."""
+        """Return what records definitions and states at events of this kind."""
         self.recorded = self.recorded or RecordedValues()
         return self.recorded
 

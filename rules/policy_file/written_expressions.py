@@ -394,7 +394,7 @@ def _recorded(name: str, node: yaml.Node, where: str, declared: Declarations, re
         reader.refuse(node, where, "no definition or state has this name", known)
         return None
     if scope.definitions.get(name, True) is None or (name in scope.admitted and name not in declared.admitted):
-        return None  # Its own fault is told where it is defined.
+        return None  # The definition itself is refused.
     where = f"{where}, '{name}'"
     value = read_rule(node, where, scope, declared, reader, is_condition=False)
     if value is None:

@@ -147,7 +147,7 @@ class _ImaginedLoop:
         self._undos = 0
 
     def observe(self, event: Event) -> Sequence[Outcome]:
-        """Return what rules decide at an event, which are told what the loop then does."""
+        """Return what rules decide at an event, then carry out their undos."""
         if event.kind == RESTORE_POINT:
             if any(map(self.engine.is_true, self._undoing)):
                 return ()

@@ -34,7 +34,7 @@ TESTS = Path(__file__).parents[1]
 X = np.random.default_rng(7).normal(size=(30, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
 
-#: Eight batches, of which the last is smaller.
+#: Eight batches; the last one is smaller.
 BATCHES = 8
 
 
