@@ -20,11 +20,11 @@ from steptape.replay.reports.json_report import report_json
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.replaying import replay
 from steptape.replay.runs.run_result import Replay
-from steptape.rules.engine.decisions import Decision, Outcome, RuleError, outcome_payload
+from steptape.rules.engine.decisions import Decision, DerivedValues, Outcome, RuleError, outcome_payload
 from steptape.rules.engine.engine import Engine, resumed_engine
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
 from steptape.rules.policy_file.policy import parse_policy, shipped_policies
-from steptape.store.events import Event
+from steptape.store.events import DERIVED, Event
 from steptape.store.journal.writer import JournalWriter
 from steptape.store.parquet.sealing import seal
 from steptape.store.plan import Plan
@@ -113,7 +113,7 @@ def saved(step: int, elapsed_s: int = 0) -> Event:
 
 
 class LiveRun:
-    """A run as a recorder writes it: each event, then the decisions on it; each attempt along its lineage."""
+    """A run as a recorder writes it: each event, the decisions on it, the derived values; attempts by lineage."""
 
     def __init__(self, folder: Path, append: Callable[..., int]) -> None:
         folder.mkdir()
@@ -153,18 +153,30 @@ class LiveRun:
         write_run_info(self.folder, RunInfo(self.folder.name, "live", tuple(self.attempts)))
         writer = JournalWriter(self.folder, run_id=self.folder.name, attempt=number)
         decided: list[Outcome] = []
-        self._note(writer, [] if engine is None else engine.start(), decided)
+        derived = [] if engine is None else engine.derived
+        self._note(writer, [] if engine is None else engine.start(), derived, decided)
         for event in events:
             placed = event._replace(attempt=number, seq=self._append(writer, event))
-            self._note(writer, [] if engine is None else engine.observe(placed), decided)
+            self._note(writer, [] if engine is None else engine.observe(placed), derived, decided)
         writer.close()
         return decided
 
-    def _note(self, writer: JournalWriter, outcomes: Iterable[Outcome], decided: list[Outcome]) -> None:
+    def _note(
+        self,
+        writer: JournalWriter,
+        outcomes: Iterable[Outcome],
+        derived: list[DerivedValues],
+        decided: list[Outcome],
+    ) -> None:
         for outcome in outcomes:
             kind, attrs = outcome_payload(outcome)
             self._append(writer, Event(kind, step=outcome.step, epoch=outcome.epoch, attrs=attrs))
             decided.append(outcome)
+        for each in derived:
+            metrics = dict(zip(each.names, each.values, strict=True))
+            event = Event(DERIVED, each.step, epoch=each.epoch, time_ns=each.time_ns, elapsed_ns=each.elapsed_ns)
+            self._append(writer, event._replace(value_lag=each.value_lag, metrics=metrics, attrs=each.classes))
+        derived.clear()
 
     def seq_of(self, kind: str, number: int = 0) -> int:
         """Return the ``seq`` of the newest event of a kind in an attempt."""

@@ -144,7 +144,6 @@ def test_the_classes_are_those_of_the_package_that_the_program_uses(used: str, o
     script = f"""
         import sys, {used} as used
         from steptape.integrations.lightning import SteptapeCallback, SteptapeLogger
-from steptape.integrations.torch import sample_losses
         import {used}.pytorch as used
     """.replace("pytorch_lightning.pytorch", "pytorch_lightning")
     script += f"""
