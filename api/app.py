@@ -33,6 +33,7 @@ from .endpoints import (
     notes,
     policies,
     query,
+    run_groups,
     runs,
     samples,
     series,
@@ -69,7 +70,7 @@ OPENAPI_FILE: Final = Path(__file__).with_name("openapi.json")
 _THREADS: Final = 6
 
 _ENDPOINTS: Final = (
-    runs, health, series, events, samples, decisions, notes, policies, query, jobs, intake,
+    runs, health, series, run_groups, events, samples, decisions, notes, policies, query, jobs, intake,
 )  # fmt: skip
 _PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final, get_args, get_origin
+from typing import Annotated, Any, ClassVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -31,9 +31,6 @@ Next = Annotated[
 
 #: A JSON object of any content: a configuration, params, attributes. Non-finite numbers in it become their names.
 FreeObject = Annotated[JsonObject, BeforeValidator(encoded)]
-
-#: The fields of a series that its values share.
-_SHARED: Final = ("run_id", "metric", "kind")
 
 
 class Form(StrEnum):
@@ -69,6 +66,9 @@ class Page(Model):
 class ListsPage(Page):
     """One page of series, whose items hold lists of one length: a table has a row for each value."""
 
+    #: The fields of an item that its values share.
+    shared: ClassVar[tuple[str, ...]] = ("run_id", "metric", "kind")
+
     items: list[Any]
 
     @classmethod
@@ -77,13 +77,13 @@ class ListsPage(Page):
         fields = super().columns()
         elements = {name: _element_of(kind) for name, kind in fields.items()}
         lists = {name: element for name, element in elements.items() if element is not None}
-        return {**{name: fields[name] for name in _SHARED}, **lists}
+        return {**{name: fields[name] for name in cls.shared}, **lists}
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
         """Yield one row per value; null where a list is."""
-        lists = [name for name in self.columns() if name not in _SHARED]
+        lists = [name for name in self.columns() if name not in self.shared]
         for item in self.items:
-            of_all = {name: getattr(item, name) for name in _SHARED}
+            of_all = {name: getattr(item, name) for name in self.shared}
             held = {name: found for name in lists if (found := getattr(item, name)) is not None}
             lacking = dict.fromkeys(lists)
             for row in zip(*held.values(), strict=True):

@@ -1,7 +1,6 @@
-"""Serves the values of metrics, downsampled for plots, and rolling statistics of them.
+"""Serves the values of a run's metrics, downsampled for plots, and rolling statistics of them.
 
-``/runs/{id}/series`` and ``/series`` have the values of one or several runs. ``/runs/{id}/windows`` has statistics,
-each over the last values of the series itself.
+``/runs/{id}/series`` has the values. ``/runs/{id}/windows`` has statistics, each over the last values of the series.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, Protocol, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
@@ -22,16 +21,18 @@ from ...store.errors import TelemetryError
 from ...store.events import holds_series
 from ...store.reading.plot_data import (
     Axis,
+    AxisCourse,
     axis_column,
     axis_values,
     between,
+    course_of,
     ends_and_extremes,
     robust_range,
     smoothed,
 )
 from ...store.reading.snapshot import PLACE, Snapshot, effective_lineage, effective_rows, of_rank
 from ...store.sql.statements import text_literal
-from ..access import OpenStore, RequestedRun, check_freshness, find_run
+from ..access import RequestedRun
 from ..answers import IN_EVERY_FORM, page_answer
 from ..models import FormedQuery, Int32, Kind, ListsPage, Model, Number
 from ..problems import InvalidRequest, MetricNotFound
@@ -42,18 +43,23 @@ router = APIRouter()
 #: Columns that accompany each value.
 _CLOCKS: Final = ("attempt", "step", "epoch", "elapsed_ns")
 
-#: Most series in one response: runs times metrics.
-_MOST_SERIES: Final = 1000
-
 #: A place on an axis. The value of a metric may be negative.
 _Place = Annotated[float, Field(ge=-(2**63), le=2**63 - 1, allow_inf_nan=False)]
 
 #: Columns of places on the axis and of moving averages. No metric's column holds a NUL.
-_X: Final = "\0x"
-_SMOOTHED: Final = "\0smoothed"
+X: Final = "\0x"
+SMOOTHED: Final = "\0smoothed"
 
 #: Values that a bucket keeps if all are finite: its first, last, smallest and largest.
 _KEPT_IF_FINITE: Final = 4
+
+
+class _HasPlaces(Protocol):
+    @property
+    def x(self) -> Sequence[float]: ...
+
+
+_Placed = TypeVar("_Placed", bound=_HasPlaces)
 
 _LISTS: Final = ("attempt", "seq", "step", "epoch", "elapsed_ns", "value", "mean", "min", "max", "std")
 
@@ -123,14 +129,6 @@ class SeriesQuery(FormedQuery):
     """Rank that wrote the values."""
 
 
-class RunsSeriesQuery(SeriesQuery):
-    """Selects series of several runs."""
-
-    run: list[str] = Field(min_length=1, max_length=500)
-    """Id of a run, or its name if no other run has it; repeatable. A run without the metric, or without the quantity on
-    the axis, has an empty item."""
-
-
 @router.get("/runs/{id}/series", summary="Values of metrics", response_model=SeriesPage, responses=IN_EVERY_FORM)
 def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuery, InQuery()]) -> Response:
     """Return one item for each metric and kind of event, from one snapshot of the run, its newest events included.
@@ -138,32 +136,23 @@ def read_series(request: Request, run: RequestedRun, query: Annotated[SeriesQuer
     Values that a resume rolled back are left out.
     """
     most: int = request.app.state.limits.series_values
-    page = SeriesPage(items=run.read(lambda snapshot: list(_bounded(_items(snapshot, query), most))), next=None)
-    return page_answer(request, page, query.format, page.rows())
-
-
-@router.get("/series", summary="Values of metrics of several runs", response_model=SeriesPage, responses=IN_EVERY_FORM)
-def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[RunsSeriesQuery, InQuery()]) -> Response:
-    """Return the series of several runs, run by run, to compare them."""
-    if len(query.run) * len(query.metric) > _MOST_SERIES:
-        raise InvalidRequest(f"a response holds at most {_MOST_SERIES} series", fix="Request fewer runs or metrics")
-    runs = [find_run(store, key) for key in dict.fromkeys(query.run)]
-    check_freshness(request, runs)
-    most: int = request.app.state.limits.series_values
 
     def items_of(snapshot: Snapshot) -> list[SeriesItem]:
-        return list(_bounded(_items(snapshot, query, lacking_is_empty=True), most))
+        return list(bounded((item_of(raw, query) for raw in raw_series(snapshot, query)), most))
 
-    found = (item for run in runs for item in run.read(items_of))
-    page = SeriesPage(items=list(_bounded(found, most)), next=None)
+    page = SeriesPage(items=run.read(items_of), next=None)
     return page_answer(request, page, query.format, page.rows())
 
 
-def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
-    """Yield the items up to a limit on their values in all: the response is held in memory as a whole."""
+def bounded(items: Iterable[_Placed], most: int) -> Iterator[_Placed]:
+    """Yield the items up to a limit on their values in all: the response is held in memory as a whole.
+
+    Raises:
+        InvalidRequest: There are more.
+    """
     left = most
     for item in items:
-        left -= len(item.value)
+        left -= len(item.x)
         if left < 0:
             raise InvalidRequest(
                 f"a response holds at most {most:,} values", fix="Request fewer points, runs or metrics"
@@ -171,7 +160,45 @@ def _bounded(items: Iterable[SeriesItem], most: int) -> Iterator[SeriesItem]:
         yield item
 
 
-def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = False) -> Iterator[SeriesItem]:
+class RawSeries(NamedTuple):
+    """The values of one metric in one run's events of one kind, before a part of them is chosen.
+
+    Attributes:
+        run_id, metric: The series.
+        kind: The kind of the events; None without any.
+        rows: The values with their clocks and places on the axis, and their moving averages if asked for; None if the
+            run lacks the metric or the axis.
+        value: The column of values.
+    """
+
+    run_id: str
+    metric: str
+    kind: str | None
+    rows: Any
+    value: str
+
+    @property
+    def course(self) -> AxisCourse:
+        """The moving averages where they were asked for, else the values, along the axis."""
+        if self.rows is None:
+            return course_of((), ())
+        known = self.rows.filter(self.rows[X].is_valid())
+        column = SMOOTHED if SMOOTHED in known.column_names else self.value
+        return course_of(known[X].to_numpy(), known[column].to_numpy())
+
+
+def raw_series(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = False) -> Iterator[RawSeries]:
+    """Yield the series of a run, metric by metric.
+
+    Args:
+        snapshot: The run.
+        query: What to read.
+        lacking_is_empty: Whether a run without a metric or the axis has empty series; else it is refused.
+
+    Raises:
+        InvalidRequest: The run lacks the axis, or the axis is not fully named.
+        MetricNotFound: The run lacks a metric.
+    """
     if (query.axis == "metric") != (query.x is not None):
         raise InvalidRequest("'axis=metric' and 'x' belong together", where="query.x", fix="Give both or neither")
     by_metric = snapshot.columns.by_metric
@@ -190,25 +217,29 @@ def _items(snapshot: Snapshot, query: SeriesQuery, *, lacking_is_empty: bool = F
     wanted = ("kind", *_CLOCKS, *(PLACE if cuts else ()), *([place] if place else ()), *columns.values())
     table = effective_rows(of_rank(snapshot, query.rank).events_table(tuple(dict.fromkeys(wanted))), cuts)
     if columns:
-        table = table.append_column(_X, axis_values(table, query.axis, snapshot.columns, query.x))
+        table = table.append_column(X, axis_values(table, query.axis, snapshot.columns, query.x))
     for metric in names:
         if metric not in columns:
-            nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
-            averages: dict[str, Any] = {"smoothed": None if query.smooth is None else [], "range": None, "outside": 0}
-            about = {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
-            yield SeriesItem.model_validate({**about, **nothing, **averages})
+            yield RawSeries(run_id, metric, None, None, "")
             continue
         column = columns[metric]
-        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, _X, column])
+        values = table.filter(table[column].is_valid()).select(["kind", *_CLOCKS, X, column])
         for kind in [query.kind] if query.kind is not None else values["kind"].unique().to_pylist() or [None]:
-            yield _item(run_id, metric, kind, rows_where(values, "kind", kind), query)
+            rows = rows_where(values, "kind", kind)
+            if query.smooth is not None:
+                rows = rows.append_column(SMOOTHED, [smoothed(rows[column].to_pylist(), query.smooth)])
+            yield RawSeries(run_id, metric, kind, rows, column)
 
 
-def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQuery) -> SeriesItem:
-    column = rows.column_names[-1]
-    if query.smooth is not None:
-        rows = rows.append_column(_SMOOTHED, [smoothed(rows[column].to_pylist(), query.smooth)])
-    rows = between(rows, _X, query.from_, query.to)
+def item_of(raw: RawSeries, query: SeriesQuery) -> SeriesItem:
+    """Return the part of a series that was asked for."""
+    run_id, metric, kind, rows, column = raw
+    if rows is None:
+        nothing: dict[str, list[Any]] = {name: [] for name in (*_CLOCKS, "x", "value")}
+        averages: dict[str, Any] = {"smoothed": None if query.smooth is None else [], "range": None, "outside": 0}
+        about = {"run_id": run_id, "metric": metric, "kind": None, "n_raw": 0, "sampled": False, "axis": query.axis}
+        return SeriesItem.model_validate({**about, **nothing, **averages})
+    rows = between(rows, X, query.from_, query.to)
     values = rows[column].to_numpy()
     kept = kept_indices(values, query.points)
     drawn = rows if len(kept) == rows.num_rows else rows_at(rows, kept)
@@ -220,9 +251,9 @@ def _item(run_id: str, metric: str, kind: str | None, rows: Any, query: SeriesQu
         n_raw=rows.num_rows,
         sampled=len(kept) < rows.num_rows,
         axis=query.axis,
-        x=drawn[_X].to_pylist(),
+        x=drawn[X].to_pylist(),
         value=drawn[column].to_pylist(),
-        smoothed=None if query.smooth is None else drawn[_SMOOTHED].to_pylist(),
+        smoothed=None if query.smooth is None else drawn[SMOOTHED].to_pylist(),
         range=None if robust is None else (robust.low, robust.high),
         outside=0 if robust is None else robust.outside,
         **{name: drawn[name].to_pylist() for name in _CLOCKS},

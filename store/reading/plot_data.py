@@ -1,4 +1,4 @@
-"""Computes what plots of a run show: the x axis, extremes, moving averages, robust ranges, and the phases of the loop.
+"""Computes what plots show: the x axis, extremes, moving averages, robust ranges, statistics over runs, and phases.
 
 The x axis is each row's step, epoch, training time, samples or tokens seen, or the value of another metric. A phase is
 all ``span`` events of one name. Its seconds are in the metric ``Time/{name}_seconds``; the attribute ``began_ns`` says
@@ -15,6 +15,7 @@ from math import isfinite
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -212,6 +213,115 @@ def robust_range(values: Sequence[float]) -> RobustRange | None:
         first = int(np.searchsorted(ordered, low - room, "left"))
         last = int(np.searchsorted(ordered, high + room, "right")) - 1
     return RobustRange(float(ordered[first]), float(ordered[last]), first + len(ordered) - 1 - last)
+
+
+class AxisCourse(NamedTuple):
+    """Values along an axis, both of shape (n,). The places ascend strictly."""
+
+    x: npt.NDArray[np.float64]
+    y: npt.NDArray[np.float64]
+
+    def at(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the newest value up to each place; NaN before the first value and after the last.
+
+        >>> AxisCourse(np.array([1.0, 3.0]), np.array([5.0, 7.0])).at(np.array([0.0, 2.0, 3.0, 4.0])).tolist()
+        [nan, 5.0, 7.0, nan]
+        """
+        if not len(self.x):
+            return np.full(len(places), np.nan)
+        newest = np.searchsorted(self.x, places, side="right") - 1
+        return np.where(self.covers(places), self.y[newest], np.nan)
+
+    def covers(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+        """Whether each place is between the first and the last value, both inclusive."""
+        low, high = (self.x[0], self.x[-1]) if len(self.x) else (np.inf, -np.inf)
+        held: npt.NDArray[np.bool_] = (places >= low) & (places <= high)
+        return held
+
+
+def course_of(x: Sequence[float], y: Sequence[float]) -> AxisCourse:
+    """Order values by their places; the last of several at one place counts."""
+    places, values = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    order = np.argsort(places, kind="stable")
+    places, values = places[order], values[order]
+    is_last = np.append(places[1:] != places[:-1], True)[: len(places)]
+    return AxisCourse(places[is_last], values[is_last])
+
+
+class CourseStatistics(NamedTuple):
+    """Statistics of several courses at each place of any of them; all of shape (n,).
+
+    Attributes:
+        x: The places, ascending.
+        counts: Number of courses with a finite value there.
+        mean, least, greatest: Of these values; NaN without any.
+        deviation: Their sample deviation; NaN for fewer than two.
+    """
+
+    x: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+    mean: npt.NDArray[np.float64]
+    deviation: npt.NDArray[np.float64]
+    least: npt.NDArray[np.float64]
+    greatest: npt.NDArray[np.float64]
+
+    @property
+    def course(self) -> AxisCourse:
+        """The mean along the axis."""
+        return AxisCourse(self.x, self.mean)
+
+    def less(self, base: AxisCourse) -> CourseStatistics:
+        """Return the differences to a course, at the places that it covers; the deviation stays."""
+        part = self.taken(np.flatnonzero(base.covers(self.x)))
+        other = base.at(part.x)
+        return part._replace(mean=part.mean - other, least=part.least - other, greatest=part.greatest - other)
+
+    def between(self, low: float | None, high: float | None) -> CourseStatistics:
+        """Return the part within bounds, both inclusive."""
+        ends = (-np.inf if low is None else low), (np.inf if high is None else high)
+        return self.taken(np.flatnonzero((self.x >= ends[0]) & (self.x <= ends[1])))
+
+    def taken(self, indices: npt.ArrayLike) -> CourseStatistics:
+        """Return these places alone."""
+        chosen = np.asarray(indices, np.int64)
+        return CourseStatistics._make(values[chosen] for values in self)
+
+    def band(self) -> list[float]:
+        """Return both ends of the mean plus and minus the deviation; the mean alone where that is unknown."""
+        spread = np.nan_to_num(self.deviation)
+        ends: list[float] = np.concatenate([self.mean - spread, self.mean + spread]).tolist()
+        return ends
+
+
+def course_statistics(courses: Sequence[AxisCourse]) -> CourseStatistics:
+    """Return the statistics of courses at all of their places.
+
+    At each place a course counts with its newest value up to there, from its first value to its last. A value that is
+    not finite does not count.
+
+    >>> found = course_statistics([course_of([1, 2], [1.0, 3.0]), course_of([1], [2.0])])
+    >>> found.mean.tolist(), found.counts.tolist()
+    ([1.5, 3.0], [2, 1])
+    """
+    first = courses[0].x if courses else np.zeros(0)
+    is_shared = all(np.array_equal(course.x, first) for course in courses)
+    x = first if is_shared else np.unique(np.concatenate([course.x for course in courses]))
+    count, mean, squares = np.zeros(len(x), np.int64), np.zeros(len(x)), np.zeros(len(x))
+    least, greatest = np.full(len(x), np.inf), np.full(len(x), -np.inf)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for course in courses:
+            values = course.y if is_shared else course.at(x)
+            held = np.isfinite(values)
+            count += held
+            # Welford's update: sums of squares alone lose the digits of values far from zero.
+            change = np.where(held, values - mean, 0.0)
+            mean += change / np.maximum(count, 1)
+            squares += np.where(held, change * (values - mean), 0.0)
+            least = np.where(held, np.minimum(least, values), least)
+            greatest = np.where(held, np.maximum(greatest, values), greatest)
+    deviation = np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), np.nan))
+    mean, least, greatest = (np.where(count > 0, values, np.nan) for values in (mean, least, greatest))
+    return CourseStatistics(x, count, mean, deviation, least, greatest)
 
 
 _METRIC: Final = re.compile(r"Time/([^/]+)_seconds")

@@ -1,0 +1,305 @@
+"""Serves ``/series``: the values of several runs, or statistics of groups of runs, also as differences to a baseline.
+
+In: runs, or a question that finds them, and the fields whose equal values make a group. Out: curves to lay over each
+other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi import Query as InQuery
+from pydantic import Field
+
+from ...store.event_json import encoded
+from ...store.questions import LONGEST, parse, parse_fields
+from ...store.reading.plot_data import AxisCourse, course_of, course_statistics, robust_range
+from ...store.reading.snapshot import Snapshot
+from ...store.run_fields import Field as RunsField
+from ...store.run_fields import bound_field, texts_of
+from ...store.store import Store
+from ..access import OpenStore, RunAccess, check_freshness, find_run
+from ..answers import IN_EVERY_FORM, page_answer
+from ..models import FreeObject, ListsPage, Model, Number, RequestModel
+from ..problems import InvalidRequest
+from .series import (
+    SMOOTHED,
+    RawSeries,
+    SeriesItem,
+    SeriesPage,
+    SeriesQuery,
+    X,
+    bounded,
+    item_of,
+    kept_indices,
+    raw_series,
+)
+
+router = APIRouter()
+
+#: Most runs of a request.
+_MOST_RUNS: Final = 500
+
+#: Most series in one response: runs times metrics.
+_MOST_SERIES: Final = 1000
+
+#: Most values that are held to compute statistics of groups.
+_MOST_VALUES: Final = 10_000_000
+
+
+class ChosenRuns(RequestModel):
+    """Selects runs, their groups, and the baseline of differences."""
+
+    run: list[str] = Field(default=[], max_length=_MOST_RUNS)
+    """Id of a run, or its name if no other run has it; repeatable. A run without the metric, or without the quantity on
+    the axis, has an empty item."""
+    where: str = Field(default="", max_length=LONGEST)
+    """A question that finds the runs, such as `lr<0.01 status:completed`, in place of `run`."""
+    group: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=8)
+    """A configuration key, or another field of runs, as in `where`; repeatable. Runs with equal values are a group."""
+    baseline: str | None = Field(default=None, min_length=1)
+    """Id or name of one of the runs. Each value is the difference to this run's, with `group` to the mean of its
+    group."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedGroup:
+    """Runs with equal values of some fields.
+
+    Attributes:
+        name: The values in words, such as ``lr=0.1, batch=8``.
+        values: The values by field; None where the runs lack it.
+        runs: The runs, as requested.
+    """
+
+    name: str
+    values: dict[str, Any]
+    runs: list[RunAccess]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the runs."""
+        return tuple(run.folder.name for run in self.runs)
+
+
+def chosen_runs(store: Store, asked: ChosenRuns) -> list[RunAccess]:
+    """Return the runs that a request names, or else its question finds, each once.
+
+    Raises:
+        InvalidRequest: It does neither or both, or finds too many.
+        QuestionRefused: The question does not parse.
+        RunNotFound: A run does not exist.
+    """
+    if bool(asked.run) == bool(asked.where.strip()):
+        raise InvalidRequest("the runs are not named once", where="query.run", fix="Give either 'run' or 'where'")
+    if asked.run:
+        found = {run.folder: run for run in (find_run(store, key) for key in dict.fromkeys(asked.run))}
+        return list(found.values())
+    look = store.recent()
+    entries = parse(asked.where).bound(look).admitted(look.newest_first)
+    if len(entries) > _MOST_RUNS:
+        fix = f"A response is about at most {_MOST_RUNS} runs: narrow the question"
+        raise InvalidRequest("the question finds too many runs", where="query.where", got=len(entries), fix=fix)
+    return [find_run(store, entry.summary.run_id) for entry in entries]
+
+
+def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> list[ComparedGroup]:
+    """Return the runs by their values of some fields, in the order of each group's first run.
+
+    Raises:
+        QuestionRefused: No run has a field.
+    """
+    look = store.recent()
+    named = itertools.chain.from_iterable(parse_fields(key, source="group") for key in keys)
+    fields = list(dict.fromkeys(bound_field(field, look, "group") for field in named))
+    entries = [run.entry() for run in runs]
+    found: dict[str, ComparedGroup] = {}
+    for run, values in zip(runs, zip(*(field.values(entries) for field in fields), strict=True), strict=True):
+        name = ", ".join(_in_words(field, value) for field, value in zip(fields, values, strict=True))
+        group = ComparedGroup(
+            name, {field.name: encoded(value) for field, value in zip(fields, values, strict=True)}, []
+        )
+        found.setdefault(name, group).runs.append(run)
+    return list(found.values())
+
+
+def _in_words(field: RunsField, value: Any) -> str:
+    return f"no {field.name}" if value is None else f"{field.name}={', '.join(texts_of(value))}"
+
+
+class RunsSeriesQuery(SeriesQuery, ChosenRuns):
+    """Selects series of several runs or groups."""
+
+
+class GroupSeriesItem(Model):
+    """Statistics of one metric over the runs of a group, in events of one kind. All lists have the same length.
+
+    At each place on the axis a run counts with its newest value up to there, from its first value to its last. With
+    `smooth`, the values are the moving averages of each run.
+    """
+
+    group: str
+    """The values that the runs share, in words."""
+    metric: str
+    kind: str | None
+    """Kind of the events; null when no run carries the metric."""
+    n_runs: int
+    """Number of runs in the group."""
+    values: FreeObject
+    """The values that the runs share, by field; null where they lack it."""
+    runs: tuple[str, ...]
+    """Ids of the runs."""
+    n_raw: int
+    """Number of places within `from` and `to`, before downsampling."""
+    sampled: bool
+    """Whether places were left out. The first, last, least and greatest mean always stay."""
+    axis: str
+    """The quantity in `x`."""
+    x: list[Number]
+    mean: list[Number]
+    """Mean of the finite values; NaN without any."""
+    deviation: list[Number | None]
+    """Sample standard deviation; null for fewer than two values."""
+    count: list[int]
+    """Number of runs with a finite value: fewer than `n_runs` before a run begins and after it ends."""
+    least: list[Number]
+    greatest: list[Number]
+    range: tuple[float, float] | None
+    """Lowest and highest end of `mean` plus and minus `deviation` that is no outlier, as in series of runs."""
+    outside: int
+    """Number of ends that are outliers."""
+
+
+class GroupSeriesPage(ListsPage):
+    """Statistics of groups, metric by metric, groups as requested."""
+
+    shared: ClassVar[tuple[str, ...]] = ("group", "metric", "kind", "n_runs")
+
+    items: list[GroupSeriesItem]
+
+
+@router.get(
+    "/series",
+    summary="Values of metrics of several runs",
+    response_model=SeriesPage | GroupSeriesPage,
+    responses=IN_EVERY_FORM,
+)
+def read_series_of_runs(request: Request, store: OpenStore, query: Annotated[RunsSeriesQuery, InQuery()]) -> Response:
+    """Return the series of several runs, run by run, to compare them; with `group` the statistics of groups of runs."""
+    runs = chosen_runs(store, query)
+    if len(runs) * len(query.metric) > _MOST_SERIES:
+        raise InvalidRequest(f"a response holds at most {_MOST_SERIES} series", fix="Request fewer runs or metrics")
+    if query.axis == "metric" and (query.group or query.baseline):
+        fix = "Choose step, epoch, elapsed, samples or tokens"
+        raise InvalidRequest("groups and differences need an axis that ascends", where="query.axis", fix=fix)
+    check_freshness(request, runs)
+    most: int = request.app.state.limits.series_values
+    page: SeriesPage | GroupSeriesPage
+    if query.group:
+        groups = groups_of(store, runs, query.group)
+        page = GroupSeriesPage(items=list(bounded(_grouped(store, groups, query), most)), next=None)
+    else:
+        page = SeriesPage(items=list(bounded(_of_runs(store, runs, query), most)), next=None)
+    return page_answer(request, page, query.format, page.rows())
+
+
+def _read(run: RunAccess, query: SeriesQuery) -> list[RawSeries]:
+    def series(snapshot: Snapshot) -> list[RawSeries]:
+        return list(raw_series(snapshot, query, lacking_is_empty=True))
+
+    return run.read(series)
+
+
+def _baseline(store: Store, runs: Iterable[RunAccess], query: ChosenRuns) -> RunAccess | None:
+    if query.baseline is None:
+        return None
+    found = find_run(store, query.baseline)
+    if found.folder not in {run.folder for run in runs}:
+        fix = "Name one of the runs"
+        raise InvalidRequest("the baseline is none of the runs", where="query.baseline", got=query.baseline, fix=fix)
+    return found
+
+
+def _of_runs(store: Store, runs: Sequence[RunAccess], query: RunsSeriesQuery) -> Iterator[SeriesItem]:
+    baseline = _baseline(store, runs, query)
+    bases = {} if baseline is None else {(raw.metric, raw.kind): raw for raw in _read(baseline, query)}
+    for run in runs:
+        for raw in _read(run, query):
+            less = raw if baseline is None else _less(raw, bases.get((raw.metric, raw.kind)))
+            yield item_of(less, query)
+
+
+def _less(raw: RawSeries, base: RawSeries | None) -> RawSeries:
+    """Return the differences to a baseline, where that has values; none if it has none of this metric and kind."""
+    if raw.rows is None or base is None or base.rows is None:
+        return raw._replace(kind=None, rows=None)
+    rows, base_rows = (one.rows.filter(one.rows[X].is_valid()) for one in (raw, base))
+    places = rows[X].to_numpy()
+    for name, base_name in ((raw.value, base.value), (SMOOTHED, SMOOTHED)):
+        if name in rows.column_names:
+            other = course_of(base_rows[X].to_numpy(), base_rows[base_name].to_numpy()).at(places)
+            rows = rows.set_column(rows.column_names.index(name), name, [rows[name].to_numpy() - other])
+    return raw._replace(rows=rows.filter(base.course.covers(places)))
+
+
+def _grouped(store: Store, groups: Sequence[ComparedGroup], query: RunsSeriesQuery) -> Iterator[GroupSeriesItem]:
+    baseline = _baseline(store, itertools.chain.from_iterable(group.runs for group in groups), query)
+    courses: dict[str, dict[str, dict[str, list[AxisCourse]]]] = {metric: {} for metric in query.metric}
+    left = _MOST_VALUES
+    for group in groups:
+        for raw in itertools.chain.from_iterable(_read(run, query) for run in group.runs):
+            if raw.kind is None:
+                continue
+            course = raw.course
+            left -= len(course.x)
+            if left < 0:
+                what = f"groups are computed of at most {_MOST_VALUES:,} values"
+                raise InvalidRequest(what, fix="Request fewer runs or metrics")
+            courses[raw.metric].setdefault(raw.kind, {}).setdefault(group.name, []).append(course)
+    base = next((group.name for group in groups if baseline is not None and baseline in group.runs), None)
+    for metric, kinds in courses.items():
+        bases = {kind: course_statistics(found.get(base, ())).course for kind, found in kinds.items()} if base else {}
+        for group in groups:
+            own = {kind: found[group.name] for kind, found in kinds.items() if group.name in found}
+            for kind, found in own.items():
+                yield _group_item(group, metric, kind, found, bases.get(kind), query)
+            if not own:
+                yield _group_item(group, metric, None, (), None, query)
+
+
+def _group_item(
+    group: ComparedGroup,
+    metric: str,
+    kind: str | None,
+    courses: Sequence[AxisCourse],
+    base: AxisCourse | None,
+    query: RunsSeriesQuery,
+) -> GroupSeriesItem:
+    whole = course_statistics(courses)
+    found = (whole if base is None else whole.less(base)).between(query.from_, query.to)
+    kept = found.taken(list(kept_indices(found.mean.tolist(), query.points)))
+    robust = robust_range(found.band())
+    return GroupSeriesItem.model_construct(
+        group=group.name,
+        metric=metric,
+        kind=kind,
+        n_runs=len(group.runs),
+        values=group.values,
+        runs=group.ids,
+        n_raw=len(found.x),
+        sampled=len(kept.x) < len(found.x),
+        axis=query.axis,
+        x=kept.x.tolist(),
+        mean=kept.mean.tolist(),
+        deviation=[None if math.isnan(value) else value for value in kept.deviation.tolist()],
+        count=kept.counts.tolist(),
+        least=kept.least.tolist(),
+        greatest=kept.greatest.tolist(),
+        range=None if robust is None else (robust.low, robust.high),
+        outside=0 if robust is None else robust.outside,
+    )
