@@ -75,7 +75,7 @@ class Disabled:
         pass
 
     step = log = evaluate = save = late = event = epoch_begin = epoch_end = agree = _ignore
-    annotate = at = declare = handle = load_state_dict = watch_system = _pass
+    annotate = at = declare = handle = load_state_dict = watch_stalls = watch_system = _pass
 
     def learning_rate(self, *_: Any) -> Callable[[float], float]:
         """Return what leaves every rate as it is."""

@@ -23,13 +23,14 @@ from ..store.events import (
     NO_VECTORS,
     SAMPLES,
     SPAN,
+    STALLED,
     SYSTEM,
     VECTORS,
     Event,
     SampleLosses,
     Vectors,
 )
-from ..store.journal.writer import JournalWriter
+from ..store.journal.writer import AT_ONCE, JournalWriter
 from ..store.reading.tally import COUNTED, RankTally
 from .arguments import Journal, Samples
 from .calls.call_warnings import CallWarnings, values_by_name
@@ -591,6 +592,45 @@ class EventLog:
             "Further lost events are counted, and the count is recorded once recording works again",
             about=error.what if isinstance(error, InvalidEvent) else "lost events",
         )
+
+
+def write_silence(
+    event_log: EventLog, attrs: Mapping[str, object], place: Place, *, within_s: float, is_over: Callable[[], bool]
+) -> bool:
+    """Write a ``stalled`` event from another thread than the loop's. No rule sees it, and no late value is awaited.
+
+    Args:
+        event_log: The event log.
+        attrs: Its attributes.
+        place: Returns the step and epoch of the loop.
+        within_s: Seconds that the lock is awaited: the loop may hang while it holds it.
+        is_over: Whether the run has ended, after which nothing is written.
+
+    Returns:
+        Whether the lock came free in time.
+
+    Raises:
+        OSError: The event cannot be written.
+    """
+    if not event_log.lock.acquire(timeout=within_s):
+        return False
+    try:
+        if not is_over():
+            step, epoch = place()
+            event_log.journal.look_at_ns = AT_ONCE  # A silent journal may have been moved or deleted long ago.
+            event_log.journal.append(
+                STALLED,
+                (),
+                (),
+                step=step,
+                epoch=_or_nan(epoch),
+                time_ns=time.time_ns(),
+                elapsed_ns=time.monotonic_ns() - event_log.started_ns,
+                attrs=encoded_attrs(attrs).encode(),
+            )
+    finally:
+        event_log.lock.release()
+    return True
 
 
 def _with_carried(

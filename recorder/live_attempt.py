@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .certified_run import CertifiedRun
     from .operations.loop_operations import Handlers, Operations
+    from .process.stall_watch import StallWatch
     from .process.system_sampling import SystemSampling
     from .steering import Steering
 
@@ -115,6 +116,7 @@ class LiveAttempt:
         event_log: The journal.
         spans: Times the phases of the loop.
         system: Samples the machine; None if the loop did not ask for it.
+        stalls: Writes where the loop hangs; None if the loop did not ask for it.
         is_closed: Whether it has ended, or is ending.
         pid: The process that records it. Forked children do not.
 
@@ -134,6 +136,7 @@ class LiveAttempt:
         system: SystemSampling | None = None,
     ) -> None:
         self.spans, self.system = spans, system
+        self.stalls: StallWatch | None = None
         self._settings, self._control, self._on_released = settings, control, on_released
         rank, attempt = settings.rank, opening.info.last
         self.pid, self.is_closed, self._is_over = os.getpid(), False, False

@@ -7,6 +7,7 @@ import inspect
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ from .arguments import (
 from .calls.quick_step import quick_step
 from .control import Control
 from .disabled import disable
+from .event_log import write_silence
 from .live_attempt import LiveAttempt, RecorderSettings
 from .loop_values import as_epoch, as_whole, path_text
 from .opening import Opening, Resume, ResumePoint, open_run, place_in
@@ -63,7 +65,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 #: The operation that sets the level of detail of a watch.
 _DETAIL: Final = "detail.set"
 
-#: The shortest interval between samples of the machine, in seconds: a sample takes about 1 ms of another core.
+#: The shortest interval of a watch, in seconds: a sample of the machine takes about 1 ms of another core.
 LEAST_INTERVAL_S: Final = 0.1
 
 #: The recorders of this process whose runs have not ended, oldest first.
@@ -455,12 +457,21 @@ class Recorder:
         Args:
             every_s: Seconds between samples, 0.1 or more. Of several calls the shortest interval counts.
         """
-        is_number = isinstance(every_s, (int, float)) and not isinstance(every_s, bool)
-        if is_number and LEAST_INTERVAL_S <= every_s < math.inf:
-            self._live.sample_system(float(every_s))
-        else:
-            what = f"watch_system: every_s must be a number of seconds, {LEAST_INTERVAL_S:g} or more"
-            self._live.warnings.object_to(what, got=every_s, fix="Write rec.watch_system(every_s=15)")
+        if (seconds := self._checked_seconds("watch_system", "every_s", every_s, 15)) is not None:
+            self._live.sample_system(seconds)
+
+    def watch_stalls(self, after_s: float = 60.0) -> None:
+        """Record where the loop hangs, as a ``stalled`` event, once it has recorded nothing for too long.
+
+        A thread of this process writes the stacks of all threads, and another event when the loop goes on. Too long is
+        the largest of ``after_s``, 20 median steps and three times the longest gap between events since this call. Call
+        it in the thread that trains, on each rank. A C call that holds Python's global lock blocks the thread, too.
+
+        Args:
+            after_s: The shortest silence to record, in seconds, 0.1 or more. Of several calls the last one counts.
+        """
+        if (seconds := self._checked_seconds("watch_stalls", "after_s", after_s, 60)) is not None:
+            self._watch_stalls(seconds)
 
     def at(self, step: int) -> None:
         """Move to a step that no ``step`` call counts, for values that come with a step of their own. Never backwards.
@@ -827,6 +838,43 @@ class Recorder:
         finally:
             self._close_watches()
 
+    def _checked_seconds(self, method: str, argument: str, given: float, example: int) -> float | None:
+        """Return an argument of a watch in seconds; None for a wrong one, which is warned of."""
+        is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+        if is_number and LEAST_INTERVAL_S <= given < math.inf:
+            return float(given)
+        what = f"{method}: {argument} must be a number of seconds, {LEAST_INTERVAL_S:g} or more"
+        self._live.warnings.object_to(what, got=given, fix=f"Write rec.{method}({argument}={example})")
+        return None
+
+    def _watch_stalls(self, after_s: float) -> None:
+        """Watch the attempt, in which this thread trains, or change the silence that the watch allows."""
+        live = self._live
+        if live.has_ended() or os.getpid() != live.pid:
+            return
+        # Most loops need none of it.
+        from .process.stall_watch import StallWatch
+
+        if live.stalls is not None:
+            live.stalls.least_s = after_s
+            return
+        log, position = live.event_log, live.position
+
+        def write(attrs: Mapping[str, object], within_s: float) -> bool:
+            def place() -> tuple[int, float | None]:
+                return position.step, position.epoch_at(position.step)
+
+            return write_silence(log, attrs, place, within_s=within_s, is_over=lambda: live.is_closed)
+
+        live.stalls = StallWatch(
+            after_s,
+            lambda: (log.journal.seq, position.step),
+            write,
+            lambda: live.is_closed,
+            loop=threading.current_thread(),
+            spans=self._spans.open,
+        )
+
     def _record_span(self, metrics: dict[str, float], attrs: Mapping[str, str], began_ns: int) -> None:
         """Record the end of a span, in the attempt that is recorded now: a rollback may have begun another."""
         live = self._live
@@ -902,3 +950,5 @@ class Recorder:
             self.__dict__["step"] = self._quick_step
         _OPEN.append(self)
         live.begin()
+        if earlier is not None and earlier.stalls is not None:
+            self._watch_stalls(earlier.stalls.least_s)

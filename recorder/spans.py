@@ -62,10 +62,16 @@ class SpanClock(threading.local):
 
 
 class Spans:
-    """The phases of the loops of one recorder. They outlast its attempts."""
+    """The phases of the loops of one recorder. They outlast its attempts.
+
+    Attributes:
+        clock: The time in spans.
+        open: The names of those that have begun and not ended, of all threads, oldest first.
+    """
 
     def __init__(self) -> None:
         self.clock = SpanClock()
+        self.open: list[str] = []
         self._names: set[str] = set()
 
     def total_ns(self) -> int:
@@ -136,6 +142,7 @@ class TimedSpan:
             self._range.__enter__()
         self._began_ns = now_ns = time.monotonic_ns()
         self._spans.clock.begin(now_ns)
+        self._spans.open.append(self._name)
         return self
 
     def __exit__(
@@ -143,6 +150,8 @@ class TimedSpan:
     ) -> None:
         now_ns = time.monotonic_ns()
         self._spans.clock.end(now_ns)
+        if self._name in self._spans.open:  # A block that is left twice, as by a generator, is open once.
+            self._spans.open.remove(self._name)
         if self._range is not None:
             self._range.__exit__(kind, error, trace)
         if not self._name:

@@ -27,8 +27,8 @@ The kinds that a loop emits, in the order of a run. Each can trigger a rule, as 
 
 A loop may emit kinds of its own at any place: ``custom:<name>``. People and steptape itself add ``annotation``,
 ``failure``, ``gap``, ``plan`` (what the loop declared late), ``agreement``, ``operation_applied``,
-``operation_refused`` and ``restore_point``. The rule engine adds ``decision``, ``cleared``, ``rule_error``,
-``rule_warning`` and ``derived``.
+``operation_refused``, ``restore_point`` and ``stalled``. The rule engine adds ``decision``, ``cleared``,
+``rule_error``, ``rule_warning`` and ``derived``.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ NOTE_KINDS: Final = (
     "operation_applied",
     "operation_refused",
     "restore_point",
+    "stalled",
 )
 
 #: The receipts: what the loop made of an operation that a rule asked for. A fact of the run, no decision.
@@ -91,6 +92,13 @@ OPERATION_REFUSED: Final = "operation_refused"
 #: The recorder has kept a restore point in memory, and the updates between two of them unless a loop says otherwise.
 RESTORE_POINT: Final = "restore_point"
 POINT_EVERY: Final = 50
+
+#: The loop has been silent for too long, or goes on after that. No sign of life: another thread writes it. ``WHERE``,
+#: ``SPANS`` and ``IS_OVER`` are attributes: the place in words, the open spans, and whether the loop went on.
+STALLED: Final = "stalled"
+WHERE: Final = "where"
+SPANS: Final = "spans"
+IS_OVER: Final = "is_over"
 
 #: The kinds whose events are facts about what the loop did for rules.
 FACT_KINDS: Final = frozenset((OPERATION_APPLIED, OPERATION_REFUSED, RESTORE_POINT))

@@ -34,6 +34,49 @@ SHOWN_STATUSES: Final = (*STATUSES, "stalled")
 #: Those of runs that a process is writing to.
 LIVE_STATUSES: Final = ("running", "stalled")
 
+#: The newest updates that a speed is measured over, and the newest steps of each kind of event at which the trigger of
+#: a late decision is looked up.
+PACED_UPDATES: Final = 100
+
+#: A live run stalls once its newest event is older than the largest of: this time, ...
+LEAST_SILENCE_NS: Final = 60_000_000_000
+
+#: ... this many median steps, ...
+STALLED_STEPS: Final = 20
+
+#: ... and this many times its longest gap so far. A run that once evaluated for five minutes may do so again.
+STALLED_GAPS: Final = 3
+
+
+class Pace(NamedTuple):
+    """How fast the events of a run follow one another, by the writer's wall clock. Rolled-back events count.
+
+    Attributes:
+        last_event_ns: Time of the newest event, ``stalled`` ones left out; the start of the attempt before any.
+        step_ns: Median time of the newest ``PACED_UPDATES`` updates of the newest attempt; 0 with fewer than two.
+        longest_gap_ns: Longest time between two events of the deciding rank within an attempt. The start of the attempt
+            counts as an event, the pause between two attempts does not.
+        least_silence_ns: The silence that every run is allowed.
+    """
+
+    last_event_ns: int
+    step_ns: int
+    longest_gap_ns: int
+    least_silence_ns: int = LEAST_SILENCE_NS
+
+    @property
+    def allowed_silence_ns(self) -> int:
+        """How old the newest event of a live run may be before the run counts as stalled.
+
+        >>> Pace(0, step_ns=10_000_000_000, longest_gap_ns=15_000_000_000).allowed_silence_ns
+        200000000000
+        """
+        return max(self.least_silence_ns, STALLED_STEPS * self.step_ns, STALLED_GAPS * self.longest_gap_ns)
+
+    def is_stalled(self, now_ns: int) -> bool:
+        """Whether a live run of this pace has been silent for too long at this time."""
+        return now_ns - self.last_event_ns > self.allowed_silence_ns
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyRecord:

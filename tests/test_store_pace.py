@@ -15,9 +15,8 @@ from api_serving import served
 from steptape import Recorder, open_run, open_store
 from steptape.store.events import Event
 from steptape.store.journal.writer import JournalWriter
-from steptape.store.parquet.event_summary import LEAST_SILENCE_NS, Pace
 from steptape.store.reading.summary import summarize
-from steptape.store.run_info import Attempt, RunInfo, write_run_info
+from steptape.store.run_info import LEAST_SILENCE_NS, Attempt, Pace, RunInfo, write_run_info
 
 SECOND = 1_000_000_000
 
@@ -93,13 +92,20 @@ def test_the_pause_between_attempts_is_no_gap(store_record: Callable[..., Path])
     assert pace == Pace(100_005 * SECOND, SECOND, SECOND)
 
 
-@pytest.fixture
-def silent(store_folder: Callable[..., Path], store_append: Callable[..., int]) -> Iterator[Path]:
-    """The folder of a run whose writer lives, and wrote its only event two minutes ago, a second after its start."""
+@pytest.fixture(params=[False, True], ids=["silent", "with a watch"])
+def silent(
+    store_folder: Callable[..., Path], store_append: Callable[..., int], request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """The folder of a run whose writer lives, and wrote its only event two minutes ago, a second after its start.
+
+    A watch over the loop may just have written where it hangs, which is no sign of life.
+    """
     folder, event_ns = store_folder("run-1", status="running"), time.time_ns() - 120 * SECOND
     write_run_info(folder, RunInfo("run-1", "run-1", (Attempt(0, "running", event_ns - SECOND),)))
     writer = JournalWriter(folder, run_id="run-1", attempt=0, rank=0)
     store_append(writer, Event("step_end", step=1, time_ns=event_ns))
+    if request.param:
+        store_append(writer, Event("stalled", step=1, seq=1, time_ns=time.time_ns()))
     yield folder
     writer.close()
 
@@ -122,4 +128,5 @@ def test_everything_that_shows_a_status_shows_the_same(silent: Path) -> None:
     ]
 
     assert shown == ["stalled"] * 6
+    assert time.time_ns() - open_run(silent).snapshot().pace.last_event_ns >= 120 * SECOND
     assert 'steptape_runs{status="stalled"} 1' in gauges

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from ...store.event_json import event_to_line
-from ...store.events import OUTCOME_KINDS, Event, is_kind, kind_advice
+from ...store.events import OUTCOME_KINDS, STALLED, Event, is_kind, kind_advice
 from ...store.lineage import DECIDING_RANK
 from ...store.own_process import pause_after
 from ...store.reading.snapshot import Snapshot, of_rank, read_snapshot, snapshot_after
@@ -34,6 +34,9 @@ _BAD_ENDS: Final = ("failed", "crashed")
 
 #: Attributes of a decision that its line already shows in other words.
 _KNOWN_ATTRS: Final = ("controller", "operations", "values", "mode", "message", "error")
+
+#: The attribute of a ``stalled`` event that only ``--json`` shows: the stacks of all threads.
+_STACKS: Final = "threads"
 
 
 def tail(asked: TailArguments) -> None:
@@ -86,7 +89,8 @@ def event_line(event: Event) -> str:
     >>> event_line(Event("step_end", step=12, metrics={"loss": 0.5}))
     'step 12  step_end  loss = 0.5'
     """
-    attrs = {name: value for name, value in event.attrs.items() if name not in _KNOWN_ATTRS}
+    left_out = (*_KNOWN_ATTRS, _STACKS) if event.kind == STALLED else _KNOWN_ATTRS
+    attrs = {name: value for name, value in event.attrs.items() if name not in left_out}
     parts = [f"step {event.step}", event.kind]
     if event.kind in OUTCOME_KINDS:
         parts += [_outcome(event)]

@@ -19,16 +19,12 @@ import pyarrow as pa
 from ..columns import Columns
 from ..errors import TelemetryError
 from ..event_json import decoded_attrs, encoded_float
-from ..events import JsonObject, holds_series
+from ..events import STALLED, JsonObject, holds_series
 from ..journal.segment import Segment, readable
 from ..lineage import DECIDING_RANK, Lineage, lineage_of
 from ..run_folder import SUMMARY_JSONL, Listing, Stream, read_file, replace_file
-from ..run_info import RunInfo
+from ..run_info import PACED_UPDATES, Pace, RunInfo
 from .tables import read_long_values, rows_from
-
-#: The newest updates that a speed is measured over, and the newest steps of each kind of event at which the trigger of
-#: a late decision is looked up.
-PACED_UPDATES: Final = 100
 
 #: The version of ``summary.jsonl``. It counts on when what the file holds changes; any other file counts as missing.
 FORMAT: Final = 1
@@ -36,15 +32,6 @@ FORMAT: Final = 1
 _STOP: Final = ".should_training_stop"
 _NO_STEP: Final = 2**63 - 1
 _NS_PER_S: Final = 1e9
-
-#: A live run stalls once its newest event is older than the largest of: this time, ...
-LEAST_SILENCE_NS: Final = 60_000_000_000
-
-#: ... this many median steps, ...
-STALLED_STEPS: Final = 20
-
-#: ... and this many times its longest gap so far. A run that once evaluated for five minutes may do so again.
-STALLED_GAPS: Final = 3
 
 _Integers = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
@@ -142,39 +129,11 @@ def is_next(step: int, before: int, events: Sequence[int] | _Integers) -> bool:
     return before >= step or (index > 0 and events[index - 1] <= before)
 
 
-class Pace(NamedTuple):
-    """How fast the events of a run follow one another, by the writer's wall clock. Rolled-back events count.
-
-    Attributes:
-        last_event_ns: Time of the newest event; the start of the attempt before its first event.
-        step_ns: Median time of the newest ``PACED_UPDATES`` updates of the newest attempt; 0 with fewer than two.
-        longest_gap_ns: Longest time between two events of the deciding rank within an attempt. The start of the attempt
-            counts as an event, the pause between two attempts does not.
-    """
-
-    last_event_ns: int
-    step_ns: int
-    longest_gap_ns: int
-
-    @property
-    def allowed_silence_ns(self) -> int:
-        """How old the newest event of a live run may be before the run counts as stalled.
-
-        >>> Pace(0, step_ns=10_000_000_000, longest_gap_ns=15_000_000_000).allowed_silence_ns
-        200000000000
-        """
-        return max(LEAST_SILENCE_NS, STALLED_STEPS * self.step_ns, STALLED_GAPS * self.longest_gap_ns)
-
-    def is_stalled(self, now_ns: int) -> bool:
-        """Whether a live run of this pace has been silent for too long at this time."""
-        return now_ns - self.last_event_ns > self.allowed_silence_ns
-
-
 class EventProgress(NamedTuple):
     """The facts of a run's row that come from its events.
 
     Attributes:
-        newest_ns: Time of the newest event of each attempt, rolled-back ones included.
+        newest_ns: Time of the newest event of each attempt, rolled-back ones included and ``stalled`` ones left out.
         steps: The highest step of an effective update; None without one.
         steps_per_s: Speed over the newest ``PACED_UPDATES`` updates of the newest attempt; None where they have no
             clock.
@@ -245,9 +204,9 @@ class _PaceState:
         self.updates = np.zeros((3, 0), np.int64)
         self.recent: dict[str, _Integers] = {}
 
-    def add(self, rows: _Clocks) -> None:
-        """Add events of the deciding rank."""
-        times = np.concatenate([[self.last_ns or rows.time_ns[0]], rows.time_ns])
+    def add(self, times: _Integers) -> None:
+        """Add the times of events of the deciding rank; at least one."""
+        times = np.concatenate([[self.last_ns or times[0]], times])
         self.longest_gap_ns = max(self.longest_gap_ns, int(np.abs(np.diff(times)).max()))
         self.last_ns = int(times[-1])
 
@@ -509,13 +468,11 @@ class EventSummary:
         """Add all but the values. Return which events are effective; None if all are."""
         attempt, rank = stream
         self.next_seq[stream] = int(rows.seq[-1]) + 1
-        self._newest_ns[attempt] = max(self._newest_ns.get(attempt, 0), int(rows.time_ns.max()))
         for code, count in zip(*(found.tolist() for found in np.unique(rows.kind, return_counts=True)), strict=True):
             self.kinds[rows.kinds[code]] = self.kinds.get(rows.kinds[code], 0) + count
-        if rank == DECIDING_RANK:
-            if attempt != self._pace.attempt:
-                self._begin_attempt(attempt)
-            self._pace.add(rows)
+        if rank == DECIDING_RANK and attempt != self._pace.attempt:
+            self._begin_attempt(attempt)
+        self._add_times(stream, rows.time_ns[rows.kind != _code_of(STALLED, rows.kinds)])
         is_effective = self._effective(stream, rows)
         places = np.arange(len(rows.seq)) if is_effective is None else np.flatnonzero(is_effective)
         for code in np.unique(rows.kind[places]).tolist():
@@ -531,6 +488,14 @@ class EventSummary:
                 self._add_decision(attempt, int(rows.step[row]), attrs_of(row))
             self._pace.forget()
         return is_effective
+
+    def _add_times(self, stream: Stream, times: _Integers) -> None:
+        """Add the times of events that are signs of life, if there are any."""
+        attempt, rank = stream
+        if len(times):
+            self._newest_ns[attempt] = max(self._newest_ns.get(attempt, 0), int(times.max()))
+            if rank == DECIDING_RANK:
+                self._pace.add(times)
 
     def _begin_attempt(self, attempt: int) -> None:
         longest_gap_ns, self._pace = self._pace.longest_gap_ns, _PaceState()
@@ -647,6 +612,12 @@ def _merge(kept: list[Any], fresh: list[Any], rank: int) -> None:
     kept[7] += fresh[7]
     if fresh[8] is not None:
         kept[8] = fresh[8] if kept[8] is None else min(kept[8], fresh[8])
+
+
+def last_sign_ns(segment: Segment) -> int:
+    """Return the time of the newest event of a segment, ``stalled`` ones left out; 0 without any."""
+    is_sign = np.array([layout.kind != STALLED for layout in segment.layouts], np.bool_)
+    return int(segment.time_ns[is_sign[segment.layout]].max(initial=0))
 
 
 def _code_of(kind: str, kinds: Sequence[str]) -> int:

@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from ..amounts import duration, short_duration, with_pause
 from ..errors import counted, on_one_line, plain, plural
 from ..event_json import decoded_attrs
-from ..events import JsonObject
+from ..events import IS_OVER, SPANS, STALLED, WHERE, JsonObject
 from ..lineage import DECIDING_RANK
 from ..parquet.event_summary import RuleFirings
+from ..run_info import LIVE_STATUSES
 from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows
 from .summary import RunSummary, leading_metric, summarize
 
@@ -29,6 +30,10 @@ _QUIET_S: Final = 10.0
 #: Most rules, and most values of a decision, that are named.
 _RULES: Final = 3
 _VALUES: Final = 3
+
+#: Most places at which ranks hang that are named.
+_PLACES: Final = 3
+_RANKS: Final = 4
 
 #: Most losses among whose evaluations the lowest is searched.
 _LOSSES: Final = 3
@@ -170,6 +175,9 @@ class _HeadlineReader:
         table = snapshot.events_table(("kind", "attrs", *PLACE))
         events = effective_rows(table, effective_lineage(snapshot).cuts)
         self._events = events.filter(pc.equal(events["rank"], DECIDING_RANK))
+        self._silences = events.filter(pc.equal(events["kind"], STALLED))
+        is_step = pc.and_(pc.equal(events["kind"], "step_end"), pc.equal(events["attempt"], self._info.last.attempt))
+        self._steps = events.filter(is_step) if self._silences.num_rows else self._silences
         self._decisions = list(self._read_decisions())
         self._step_s = 1 / self._summary.steps_per_s if self._summary.steps_per_s else None
 
@@ -187,6 +195,7 @@ class _HeadlineReader:
         sentences = [self._state_words(state, stop, trouble, has_order=ignored is not None)]
         if trouble is not None and stop is None:
             sentences[0] = (*sentences[0], "; ", *trouble.words())
+        sentences += self._place_of_stall_words(is_live=state in LIVE_STATUSES)
         if state not in ("completed", "running") or (trouble is not None and state != "running"):
             sentences.append(_checkpoint_words(checkpoint, is_before=trouble is not None, is_live=state == "stalled"))
         sentences += [
@@ -344,6 +353,34 @@ class _HeadlineReader:
             then = "; the loop has not ended yet" if run.status == "running" else "; the run did not end by it"
         yield (f"Rule {order.controller} asked for a stop at step ", order.step, then)
 
+    def _place_of_stall_words(self, *, is_live: bool) -> Iterator[Words]:
+        """Yield where the loop hangs, or hung until its end. Of several ranks the fewest alike come first."""
+        ranks_at: dict[str, list[int]] = {}
+        for rank, place in sorted(self._stalled_ranks().items()):
+            ranks_at.setdefault(place, []).append(rank)
+        if not ranks_at:
+            return
+        has_ranks = (self._info.last.newest_plan.world_size or 1) > 1
+        groups = sorted(ranks_at.items(), key=lambda entry: len(entry[1]))
+        parts = [f"{_ranks(ranks)}: {place}" if has_ranks else place for place, ranks in groups[:_PLACES]]
+        parts += [f"{len(groups) - _PLACES} more places"] if len(groups) > _PLACES else []
+        said = "; ".join(parts)
+        yield (said[:1].upper() + said[1:] if is_live else f"It hung before that: {said}",)
+
+    def _stalled_ranks(self) -> dict[int, str]:
+        """Return where each rank hangs that is silent: after whose newest ``stalled`` event comes no step."""
+        found: dict[int, str] = {}
+        last_step = {row["rank"]: row["seq"] for row in self._steps.select(["rank", "seq"]).to_pylist()}
+        for row in self._silences.to_pylist():
+            attrs, rank = decoded_attrs(row["attrs"] or "{}"), row["rank"]
+            found.pop(rank, None)
+            if row["attempt"] == self._info.last.attempt and row["seq"] > last_step.get(rank, -1):
+                spans = attrs.get(SPANS)
+                within = f", in the span {on_one_line(spans[-1])}" if isinstance(spans, list) and spans else ""
+                if not attrs.get(IS_OVER):
+                    found[rank] = f"{on_one_line(attrs.get(WHERE) or 'place unknown', 300)}{within}"
+        return found
+
     def _error_words(self) -> Iterator[Words]:
         for row in self._of_kind("rule_error").slice(0, 1).to_pylist():
             name = on_one_line(decoded_attrs(row["attrs"] or "{}").get("controller"))
@@ -385,6 +422,11 @@ def _trouble_in(
         return None
     first = len(finite) - next((back for back, is_finite in enumerate(reversed(finite)) if is_finite), len(finite))
     return _Trouble(metric, values["step"][first].as_py(), values["step"][-1].as_py())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_RANKS]))
+    return f"{plural(len(ranks), 'rank')} {shown}{f' and {len(ranks) - _RANKS:,} more' if len(ranks) > _RANKS else ''}"
 
 
 def _value(value: object) -> str:

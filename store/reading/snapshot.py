@@ -26,7 +26,7 @@ from ..lineage import DECIDING_RANK, Cut, Lineage, ancestors_of, lineage_of, mer
 from ..objects.mirror_access import fetch, freshen, is_live
 from ..parquet.digests import kept_log_digest, read_digests
 from ..parquet.event_rows import SAMPLE_COLUMNS, VECTOR_COLUMNS, EventRows, LongRows, with_samples, with_vectors
-from ..parquet.event_summary import LEAST_SILENCE_NS, EventSummary, Pace, kept_summary
+from ..parquet.event_summary import EventSummary, kept_summary, last_sign_ns
 from ..parquet.from_journal import Tail
 from ..parquet.tables import (
     METRICS_SCHEMA,
@@ -42,7 +42,7 @@ from ..parquet.tables import (
     with_ids_of,
 )
 from ..run_folder import Listing, SealedFile, Stream, list_files, retrying
-from ..run_info import Attempt, RunInfo, read_run_info
+from ..run_info import LEAST_SILENCE_NS, Attempt, Pace, RunInfo, read_run_info
 from .tally import ProgressCounts, RankTally
 
 _NO_TAIL: Final = Tail(())
@@ -98,7 +98,7 @@ class Snapshot:
         """Whether the run is live and was silent for longer than ``Pace.allowed_silence_ns`` when it was read."""
         tail = self.tail.segments
         # Most live runs have just written: the rest of their events need not be read.
-        if not self.is_live or (tail and self.read_ns - int(tail[-1].time_ns.max()) <= LEAST_SILENCE_NS):
+        if not self.is_live or (tail and self.read_ns - last_sign_ns(tail[-1]) <= LEAST_SILENCE_NS):
             return False
         return self.pace.is_stalled(self.read_ns)
 

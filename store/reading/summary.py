@@ -54,7 +54,7 @@ class RunSummary(NamedTuple):
         steps: Optimizer updates finished, without rolled-back ones.
         planned_steps: Updates that the loop declared; None when it did not.
         hosts: The machine of each attempt, None where it is unknown; None for a run that was pushed here.
-        last_event: UTC time of the newest event, one that was rolled back included; None when unknown.
+        last_event: UTC time of the newest event, rolled-back ones included, `stalled` ones left out; None when unknown.
         steps_per_s: Updates per second over the newest 100 of the newest attempt; None when unknown.
         eta_s: Seconds until a running run has made its planned updates at this speed; else None, or if unknown.
         late: Whether some events have not been read yet, so that the row is of an earlier moment. A scan reads a
