@@ -14,7 +14,7 @@ import pytest
 import torch
 from device_tensors import DeviceTensor
 from probed_models import ResidualModel
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 from steptape import Journal, Recorder, Samples, load_policy, open_run, verify
 from steptape.recorder.device_values import COPIES, VALUE_LAG, Bundle
@@ -139,6 +139,31 @@ def test_rules_decide_as_they_do_with_values_of_the_host(
 
     assert fired(on_device) == fired(on_host)
     assert {name for name, _ in fired(on_host)} == {"spike", "warm", "worse"}
+    assert verify(on_device).identical
+
+
+def test_a_stall_between_a_step_and_its_values_changes_no_decision(
+    tmp_path: Path, rules: Path, device: Callable[[Any], OnDevice]
+) -> None:
+    """The event is written without the values that the loop has on the device, which may be what hangs."""
+
+    def has_stalled(folder: Path) -> bool:
+        return any(event.kind == "stalled" for event in open_run(folder).events())
+
+    on_host = train(tmp_path / "host", rules, float)
+    with Recorder(tmp_path / "device", rules=rules) as rec:
+        for step, loss in enumerate(LOSSES, 1):
+            rec.step(loss=device(loss), lr=1.0 if step == 3 else 0.1)
+            if step == 7:
+                rec.watch_stalls(0.1)
+                until(lambda: has_stalled(rec.folder))
+            if step % 5 == 0:
+                rec.evaluate(eval_loss=1.2)
+    on_device = open_run(rec.folder)
+    kinds = [(event.kind, event.step) for event in on_device.events()]
+
+    assert kinds.index(("stalled", 7)) < kinds.index(("step_end", 7), kinds.index(("step_end", 7)) + 1)
+    assert fired(on_device) == fired(on_host)
     assert verify(on_device).identical
 
 

@@ -8,7 +8,6 @@ stopped, no silence is counted.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Final, TypeAlias
 
 from ...store.errors import shortened
 from ...store.events import IS_OVER, SPANS, WHERE
+from ...store.own_process import thread_frames
 from ...store.redaction import redacted_text
 from ...store.run_info import PACED_UPDATES, Pace
 
@@ -112,7 +112,7 @@ class StallWatch:
         return Pace(0, *ns).is_stalled(int(self._silent_s * _NS_PER_S))
 
     def _write_stacks(self) -> None:
-        frames = sys._current_frames()
+        frames = thread_frames()
         own = frames.get(self._loop.ident or 0)
         if own is not None and any(_package_of(frame) in _DEBUGGERS for frame in _innermost(own)):
             self._silent_s = 0.0

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import ClassVar, Final, TypeAlias
 
-from ...store.own_process import above_streams
+from ...store.own_process import above_streams, thread_frames
 
 #: The exit status that a shell reports for a process that SIGTERM ended.
 _EXIT_STATUS: Final = 128 + signal.SIGTERM
@@ -196,7 +195,7 @@ def _read_signals(signals: int) -> None:
 
 def _end_process() -> None:
     main = threading.main_thread().ident
-    frame = sys._current_frames().get(main or 0)
+    frame = thread_frames().get(main or 0)
     if frame is not None:
         # In a thread, because the main thread may hold the lock of a recorder, or a disk may hang.
         thread = threading.Thread(target=_record_ends, args=(frame,), daemon=True)

@@ -195,7 +195,8 @@ class _HeadlineReader:
         sentences = [self._state_words(state, stop, trouble, has_order=ignored is not None)]
         if trouble is not None and stop is None:
             sentences[0] = (*sentences[0], "; ", *trouble.words())
-        sentences += self._place_of_stall_words(is_live=state in LIVE_STATUSES)
+        if state not in ("completed", "stopped"):
+            sentences += self._place_of_stall_words(is_live=state in LIVE_STATUSES)
         if state not in ("completed", "running") or (trouble is not None and state != "running"):
             sentences.append(_checkpoint_words(checkpoint, is_before=trouble is not None, is_live=state == "stalled"))
         sentences += [
