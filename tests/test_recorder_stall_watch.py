@@ -58,11 +58,11 @@ LOADER = (
 )
 
 GARBAGE = (
-    """import gc; gc.set_threshold(50)
+    """import gc; gc.set_threshold(10)
     while True:
         cycle = [threading.local()]
         cycle.append(cycle)""",
-    """for _ in range(100):
+    """for _ in range(200):
         threading.Thread(target=time.sleep, args=(10_000,), daemon=True).start()""",
 )
 
