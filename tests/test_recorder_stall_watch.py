@@ -219,6 +219,7 @@ def test_a_loop_that_went_on_hangs_nowhere(tmp_path: Path) -> None:
     texts = [hung, going, text_of(rec.folder)]
 
     assert ["thread in" in text for text in texts] == [True, False, False]
+    assert "lace unknown" not in going
 
 
 @pytest.mark.parametrize("step", [0, 1])
