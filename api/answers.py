@@ -1,4 +1,4 @@
-"""Renders a page of a list in the format that the client asked for: JSON, NDJSON, CSV, Arrow or Parquet.
+"""Renders a page of a list in the format that the client asked for.
 
 The position of the next page is a cursor: opaque text, valid only for the query that returned it. It names a position
 in the order of the list, never a row count. So every item that existed when the first page was read appears exactly
@@ -21,7 +21,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, TypeAdapter
 
-from ..store.arrow_tables import ColumnType, table_of, to_arrow_stream, to_csv, to_parquet
+from ..store.arrow_tables import ColumnType, table_of, to_arrow_stream, to_csv, to_json_rows, to_parquet
 from ..store.events import JsonObject
 from .models import Form, Page
 from .problems import InvalidCursor, NotAcceptable
@@ -33,6 +33,7 @@ _IN_PATHS: Final = "/%:@!$&'()*+,;=-._~"
 
 MEDIA_TYPES: Final[Mapping[Form, str]] = {
     Form.JSON: JSON,
+    Form.ROWS: JSON,
     Form.NDJSON: "application/x-ndjson",
     Form.CSV: "text/csv",
     Form.ARROW: "application/vnd.apache.arrow.stream",
@@ -43,7 +44,9 @@ MEDIA_TYPES: Final[Mapping[Form, str]] = {
 IN_EVERY_FORM: Final[dict[int | str, JsonObject]] = {
     200: {
         "content": {
-            MEDIA_TYPES[form]: {"schema": {"type": "string"}, "x-form": str(form)} for form in Form if form != Form.JSON
+            media_type: {"schema": {"type": "string"}, "x-form": str(form)}
+            for form, media_type in MEDIA_TYPES.items()
+            if media_type != JSON
         },
         "headers": {"Link": {"description": "`rel=next`: address of the next page.", "schema": {"type": "string"}}},
     }
@@ -67,7 +70,7 @@ def form_of(request: Request, asked: Form | None) -> Form:
         raise NotAcceptable(
             "no response format matches the Accept header",
             where="header.accept",
-            fix=f"Available: {', '.join(MEDIA_TYPES.values())}",
+            fix=f"Available: {', '.join(dict.fromkeys(MEDIA_TYPES.values()))}",
         )
     return best
 
@@ -106,8 +109,8 @@ def page_answer(
 
 
 def table_bytes(table: Any, form: Form) -> bytes:
-    """Encode an Arrow table as CSV, Arrow stream or Parquet."""
-    writers = {Form.CSV: to_csv, Form.ARROW: to_arrow_stream, Form.PARQUET: to_parquet}
+    """Encode an Arrow table as rows of JSON, CSV, Arrow stream or Parquet."""
+    writers = {Form.ROWS: to_json_rows, Form.CSV: to_csv, Form.ARROW: to_arrow_stream, Form.PARQUET: to_parquet}
     return writers[form](table)
 
 

@@ -9,7 +9,7 @@ import gc
 import json
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -83,6 +83,7 @@ def create_app(
     policies_path: str | Path | None = None,
     limits: Limits = DEFAULT_LIMITS,
     root_path: str = "",
+    gauges: Sequence[str] = (),
 ) -> FastAPI:
     """Build the HTTP application over a store. It reads runs, writes notes, and takes the runs that pushers bring.
 
@@ -94,6 +95,7 @@ def create_app(
         limits: Limits on the cost of requests.
         root_path: The path under which a reverse proxy serves the application, such as ``/steptape``; the proxy may
             remove it from requests.
+        gauges: Metrics of running runs that ``/metrics`` has.
 
     Raises:
         StoreNotFound: There is no such folder.
@@ -118,6 +120,7 @@ def create_app(
     app.state.store_path = store.path
     app.state.policies = None if policies_path is None else Path(policies_path).absolute()
     app.state.tokens = tokens
+    app.state.gauges = tuple(dict.fromkeys(gauges))
     _set_up_work(app.state, limits)
     install_handlers(app)
     app.add_exception_handler(HTTPException, show_lost)

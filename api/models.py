@@ -37,6 +37,7 @@ class Form(StrEnum):
     """The format of a response."""
 
     JSON = "json"
+    ROWS = "rows"
     NDJSON = "ndjson"
     CSV = "csv"
     ARROW = "arrow"
@@ -124,7 +125,8 @@ class FormedQuery(RequestModel):
     """Query parameters of a list with several response formats."""
 
     format: Form | None = None
-    """Format of the response; by default the Accept header decides."""
+    """Format of the response; by default the Accept header decides. `rows` is a JSON array with an object for each row,
+    the same table as CSV."""
 
 
 class PagedQuery(FormedQuery):

@@ -39,6 +39,7 @@ def serve(
     policies_path: str | Path | None = None,
     quota_bytes: int | None = None,
     root_path: str = "",
+    gauges: Sequence[str] = (),
     log_level: LogLevel = LogLevel.WARNING,
     log_format: LogFormat = LogFormat.TEXT,
 ) -> None:
@@ -56,6 +57,7 @@ def serve(
         policies_path: A folder of rule files that clients can name.
         quota_bytes: Most bytes of the runs that one token pushes; a terabyte if not given.
         root_path: The path under which a reverse proxy serves the pages; empty without one.
+        gauges: Metrics of running runs that ``/metrics`` has.
         log_level: The least serious records of the log on stderr. Requests are of level ``info``.
         log_format: Whether a record is a line of text or a JSON object.
 
@@ -83,6 +85,7 @@ def serve(
         policies_path=policies_path,
         limits=limits,
         root_path=root_path,
+        gauges=gauges,
     )
     with _listening(host, port) as listener:
         prepare(listener)

@@ -676,6 +676,10 @@ class ServeArguments(NamedTuple):
     rules_folder: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Folder of rule files that clients can use by name.")
     ] = None
+    gauges: Annotated[
+        list[str] | None,
+        typer.Option("--gauge", metavar="METRIC", help="A metric of running runs that /metrics has for Prometheus."),
+    ] = None
     log_level: LogLevelOption = "warning"
     log_format: LogFormatOption = "text"
 

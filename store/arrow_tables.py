@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from .event_json import encoded_float
+from .event_json import encoded, encoded_float
 
 #: One row of a table, by column.
 Row: TypeAlias = dict[str, Any]
@@ -89,6 +89,16 @@ def to_plain_rows(table: pa.Table) -> list[list[Any]]:
     """
     columns = [[plain(value) for value in values_of(column)] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(table.num_rows)]
+
+
+def to_json_rows(table: pa.Table) -> bytes:
+    """Encode the table as a JSON array with an object for each row; values are those of ``to_plain_rows``.
+
+    >>> to_json_rows(pa.table({"step": [1, 2], "loss": [0.5, float("nan")]})).decode()
+    '[{"step": 1, "loss": 0.5}, {"step": 2, "loss": "NaN"}]'
+    """
+    rows = [dict(zip(table.column_names, row, strict=True)) for row in to_plain_rows(table)]
+    return json.dumps(encoded(rows), ensure_ascii=False).encode()
 
 
 def plain(value: Any) -> Any:

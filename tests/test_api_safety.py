@@ -79,6 +79,7 @@ def test_probes_need_no_token(guarded: httpx.Client, path: str) -> None:
     [
         *(("GET", path, None, "read") for path in READS),
         ("HEAD", "/api/v1/runs", None, "read"),
+        ("GET", "/api/v1/query?sql=SELECT+1", None, "read"),
         ("POST", "/api/v1/query", {"sql": "SELECT 1 AS n"}, "read"),
         ("POST", "/api/v1/rules/check", {"text": "controllers: []"}, "read"),
         ("POST", "/api/v1/rules/test", {"tests": ""}, "read"),
@@ -154,6 +155,18 @@ def test_another_sites_page_changes_nothing(client: httpx.Client, headers: dict[
     answer = client.post(f"/api/v1/runs/{RUN}/annotations", json={"text": "x"}, headers=headers)
 
     assert (answer.status_code, answer.json()["code"]) == (403, "foreign-origin")
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_another_sites_page_runs_no_statement(client: httpx.Client, headers: dict[str, str]) -> None:
+    """A statement costs a worker for seconds. A person may follow a link to one."""
+    loaded, followed = (
+        client.get("/api/v1/query?sql=SELECT+1", headers={**headers, "Sec-Fetch-Mode": mode})
+        for mode in ("no-cors", "navigate")
+    )
+
+    assert (loaded.status_code, loaded.json()["code"]) == (403, "foreign-origin")
+    assert followed.status_code == 200
 
 
 def test_no_other_site_may_read_answers(client: httpx.Client) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import httpx
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,7 +119,7 @@ BOMBS = {
 }
 
 
-FORMS = ("json", "ndjson", "csv", "arrow", "parquet")
+FORMS = ("json", "rows", "ndjson", "csv", "arrow", "parquet")
 
 #: Values at which Arrow, Python or JSON ends.
 VALUES = {
@@ -285,6 +288,63 @@ def test_every_form_holds_the_same_rows(client: httpx.Client) -> None:
     assert [table.to_pylist() for table in tables] == [[{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]] * 2
 
 
+def address(client: httpx.Client, sql: str, **params: str) -> str:
+    """Return the whole address of a statement."""
+    return str(client.build_request("GET", "/api/v1/query", params={"sql": sql, **params}).url)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_address_is_answered_as_a_body_is(client: httpx.Client, form: str) -> None:
+    """Both have the same rows and headers; the seconds differ."""
+    sql = "SELECT step, loss FROM steps ORDER BY step LIMIT 3"
+
+    answers = [ask(client, sql, format=form), client.get(address(client, sql, format=form))]
+
+    headers = [{k: v for k, v in one.headers.items() if k not in ("date", "content-length")} for one in answers]
+    said = [re.sub(r'("elapsed_s": ?)[\d.e-]+', r"\1", one.text) for one in answers]
+    assert (headers[0], said[0]) == (headers[1], said[1])
+    assert headers[1]["cache-control"] == "no-store"
+
+
+def test_a_reader_of_tables_needs_the_address_alone(client: httpx.Client) -> None:
+    """It opens it without headers of its own, as pandas does; names and types are those of the view."""
+    sql = "SELECT step, loss FROM steps WHERE step <= 3 ORDER BY step"
+
+    tables = [
+        read(urlopen(address(client, sql, format=form)).read())
+        for form, read in (("csv", pl.read_csv), ("parquet", pl.read_parquet), ("rows", pl.read_json))
+    ]
+
+    assert [table.to_dict(as_series=False) for table in tables] == [{"step": [1, 2, 3], "loss": [1.0, 0.5, 1 / 3]}] * 3
+
+
+def test_a_dashboard_reads_objects_by_their_fields(client: httpx.Client) -> None:
+    """Grafana's data sources for JSON send this header and take an array of objects, one for each row."""
+    sql = "SELECT run_id, max(step) AS step FROM steps GROUP BY ALL"
+
+    answer = httpx.get(address(client, sql, format="rows"), headers={"Accept": "application/json;q=0.9,text/plain"})
+
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == [{"run_id": RUN, "step": 20}]
+
+
+def test_a_list_of_runs_is_an_array_of_objects_too(client: httpx.Client) -> None:
+    """The rows are those of CSV, chosen columns included."""
+    answer = client.get("/api/v1/runs", params={"format": "rows", "columns": "loss"})
+
+    assert [(row["run_id"], row["loss"]) for row in answer.json()] == [(RUN, 1 / 20)]
+
+
+def test_a_statement_too_long_for_an_address_is_told_so(client: httpx.Client) -> None:
+    """The same statement in a body is answered."""
+    sql = f"SELECT 1 AS n --{'x' * 8000}"
+
+    refused = client.get("/api/v1/query", params={"sql": sql})
+
+    assert (refused.status_code, refused.json()["errors"][0]["where"]) == (422, "query.sql")
+    assert ask(client, sql).json()["rows"] == [[1]]
+
+
 def test_what_json_cannot_hold_is_text(client: httpx.Client) -> None:
     """NaN, infinity, dates and bytes are text."""
     sql = "SELECT 'nan'::DOUBLE a, '-inf'::DOUBLE b, DATE '2026-01-02' d, 'x'::BLOB e, {'f': [1]} g"
@@ -304,6 +364,7 @@ def test_a_column_of_any_type_has_every_form(client: httpx.Client, columns: str)
 
     assert {form: answer.status_code for form, answer in answers.items()} == dict.fromkeys(FORMS, 200)
     assert answers["json"].json()["n_rows"] == 3
+    assert len(answers["rows"].json()) == 3
     assert len(answers["ndjson"].text.splitlines()) == 4
     assert len(list(csv.reader(io.StringIO(answers["csv"].text)))) == 4
     assert "value out of range" not in answers["csv"].text
@@ -321,6 +382,7 @@ def test_a_value_without_a_counterpart_is_its_text(client: httpx.Client, express
     told = VALUES[expression]
     assert {form: answer.status_code for form, answer in answers.items()} == dict.fromkeys(FORMS, 200)
     assert answers["json"].json()["rows"] == [[told]]
+    assert answers["rows"].json() == [{"v": told}]
     assert json.loads(answers["ndjson"].text.splitlines()[0]) == {"v": told}
     (cell,) = list(csv.reader(io.StringIO(answers["csv"].text)))[1] or [""]
     assert cell.replace(" ", "T") == (

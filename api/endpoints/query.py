@@ -1,4 +1,4 @@
-"""Serves ``POST /query``: read-only SQL over the views, within limits."""
+"""Serves ``/query``: read-only SQL over the views, within limits; its address alone reads a short statement."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ router = APIRouter()
 _TRUNCATED: Final = "Steptape-Truncated"
 
 
+#: Longest statement in an address. Each character may take three there, and a request's head has at most 32 KiB.
+_MOST_IN_ADDRESS: Final = 8000
+
+
 class SqlRequest(RequestModel):
     """An SQL query."""
 
@@ -31,6 +35,15 @@ class SqlRequest(RequestModel):
     `rolling(n)`, `spiking_samples(step)`."""
     run: str | None = Field(default=None, max_length=1000)
     """Query only this run: its id, or its name if no other run has it."""
+
+
+class SqlQuery(FormedQuery):
+    """An SQL query as parameters of an address."""
+
+    sql: str = Field(min_length=1, max_length=_MOST_IN_ADDRESS)
+    """The statement, as in the body of a POST, which may be longer."""
+    run: str | None = Field(default=None, max_length=1000)
+    """As in the body of a POST."""
 
 
 class Column(Model):
@@ -54,15 +67,28 @@ class QueryAnswer(Model):
     elapsed_s: float
 
 
+@router.get("/query", summary="SQL, by its address", response_model=QueryAnswer, responses=IN_EVERY_FORM)
+async def read_sql(request: Request, query: Annotated[SqlQuery, InQuery()]) -> Response:
+    """Run a statement as `POST /query` does, with the same answers, for programs that read an address.
+
+    pandas reads `format=csv`, and data sources of Grafana read `format=rows`.
+    """
+    return await _answered(request, query.sql, query.run, form_of(request, query.format))
+
+
 @router.post("/query", summary="SQL", response_model=QueryAnswer, responses=IN_EVERY_FORM)
 async def run_sql(request: Request, body: SqlRequest, query: Annotated[FormedQuery, InQuery()]) -> Response:
     """Run one read-only SQL statement over the views of all runs, or of one run.
 
-    It can read only the runs of this store, and is stopped when it exceeds the limits on time or memory.
+    It can read only the runs of this store, and is stopped when it exceeds the limits on time or memory. Outside of
+    JSON and NDJSON, the header `Steptape-Truncated` says whether there are more rows than the server returns.
     """
-    form = form_of(request, query.format)
+    return await _answered(request, body.sql, body.run, form_of(request, query.format))
+
+
+async def _answered(request: Request, sql: str, run: str | None, form: Form) -> Response:
     workers: QueryWorkers = request.app.state.query_workers
-    found = await to_thread.run_sync(workers.run_sql, body.sql, body.run, limiter=workers.threads)
+    found = await to_thread.run_sync(workers.run_sql, sql, run, limiter=workers.threads)
     limit: int = request.app.state.limits.query.rows
     return await to_thread.run_sync(_rendered, request, found, form, limit, limiter=workers.threads)
 
@@ -72,7 +98,7 @@ def _rendered(request: Request, found: Answer, form: Form, limit: int) -> Respon
     if form is Form.ARROW:
         return answer(request, found.rows, MEDIA_TYPES[form], headers)
     table = from_arrow_stream(found.rows)
-    if form in (Form.CSV, Form.PARQUET):
+    if form in (Form.ROWS, Form.CSV, Form.PARQUET):
         return answer(request, table_bytes(table, form), MEDIA_TYPES[form], headers)
     rows = to_plain_rows(table)
     if form is Form.NDJSON:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Literal
+from math import isfinite
+from typing import Final, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
 from ...store.errors import StoreNotFound
+from ...store.reading.summary import Entry
 from ...store.run_info import FORMAT
 from ..access import OpenStore
 from ..middleware.safety_net import Traffic
@@ -18,6 +22,11 @@ from ..models import Model
 from ..problems import Busy
 
 router = APIRouter()
+
+#: Most running runs with gauges of their own: Prometheus keeps a time series for each run and gauge.
+MOST_GAUGED: Final = 100
+
+_LIVE: Final = frozenset({"running", "stalled"})
 
 
 class Health(Model):
@@ -76,7 +85,12 @@ def read_version() -> Version:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def read_metrics(request: Request, store: OpenStore) -> Response:
-    """Return counts of requests, queries, jobs, tails and runs in Prometheus' text format."""
+    """Return counts of requests, jobs, tails and runs, and gauges of running runs, in Prometheus' text format.
+
+    Running and stalled runs have gauges: the age of the last event, steps, speed, whether it is stalled, and the last
+    value of each metric that the server was started with (`--gauge`). Stalled and newer runs come first;
+    `steptape_runs_without_gauges` counts those beyond 100.
+    """
     state = request.app.state
     traffic: Traffic = state.traffic
     statuses: dict[str, int] = {}
@@ -95,10 +109,83 @@ def read_metrics(request: Request, store: OpenStore) -> Response:
         *_gauge(
             "steptape_jobs", "Jobs, by status.", {f'status="{name}"': n for name, n in state.jobs.counts().items()}
         ),
+        *_gauges_of_runs([entry for entry in look.newest_first if entry.summary.status in _LIVE], state.gauges),
     ]
     return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _gauge(name: str, help_text: str, values: Mapping[str, int]) -> list[str]:
-    samples = [f"{name}{{{labels}}} {value}" if labels else f"{name} {value}" for labels, value in values.items()]
+def _gauges_of_runs(live: Sequence[Entry], metrics: Sequence[str]) -> list[str]:
+    """Return the gauges of running runs, by run; a run whose speed or metric is unknown has none of it."""
+    shown = sorted(live, key=lambda entry: entry.summary.status != "stalled")[:MOST_GAUGED]
+    runs = [(_labels(run_id=entry.summary.run_id, name=entry.summary.name), entry) for entry in shown]
+    rows = [(labels, entry.summary) for labels, entry in runs]
+    values = {
+        f"{labels},{_labels(metric=metric)}": found.last
+        for metric in metrics
+        for labels, entry in runs
+        if (found := entry.metric(metric)) is not None
+    }
+    return [
+        *_gauge(
+            "steptape_run_last_event_age_seconds",
+            "Seconds since the last event of a running run.",
+            {labels: time.time() - _unix_s(run.last_event) for labels, run in rows if run.last_event is not None},
+        ),
+        *_gauge(
+            "steptape_run_stalled",
+            "1 if a running run is silent for longer than its pace allows, else 0.",
+            {labels: int(run.status == "stalled") for labels, run in rows},
+        ),
+        *_gauge(
+            "steptape_run_steps", "Updates that a running run has made.", {labels: run.steps for labels, run in rows}
+        ),
+        *_gauge(
+            "steptape_run_steps_per_second",
+            "Updates per second over the newest 100; 0 for a stalled run.",
+            {
+                labels: 0 if run.status == "stalled" else run.steps_per_s
+                for labels, run in rows
+                if run.steps_per_s is not None
+            },
+        ),
+        *_gauge("steptape_run_metric", "Last value of a metric of a running run.", values),
+        *_gauge(
+            "steptape_runs_without_gauges",
+            "Running runs beyond those with gauges of their own.",
+            {"": len(live) - len(shown)},
+        ),
+    ]
+
+
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def _unix_s(moment: datetime) -> float:
+    return moment.replace(tzinfo=UTC).timestamp()
+
+
+def _labels(**labels: str) -> str:
+    r"""Return labels with their values escaped.
+
+    >>> _labels(name='a "b"')
+    'name="a \\\\"b\\\\""'
+    """
+    escaped = {key: text.translate(_ESCAPES).encode(errors="replace").decode() for key, text in labels.items()}
+    return ",".join(f'{key}="{text}"' for key, text in escaped.items())
+
+
+def _number(value: float) -> str:
+    """Return a value as Prometheus writes it.
+
+    >>> _number(3), _number(0.5), _number(float("-inf"))
+    ('3', '0.5', '-Inf')
+    """
+    if isfinite(value):
+        return repr(value)
+    return str(value).replace("nan", "NaN").replace("inf", "Inf").replace("Inf", "+Inf" if value > 0 else "Inf")
+
+
+def _gauge(name: str, help_text: str, values: Mapping[str, float]) -> list[str]:
+    texts = {labels: _number(value) for labels, value in values.items()}
+    samples = [f"{name}{{{labels}}} {text}" if labels else f"{name} {text}" for labels, text in texts.items()]
     return [f"# HELP {name} {help_text}", f"# TYPE {name} gauge", *samples]

@@ -40,6 +40,9 @@ _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: POST requests that change nothing: queries and rule trials.
 _QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
 
+#: A request that changes nothing and may cost seconds: pages of other sites may link to it, but not load it.
+_COSTLY: Final = "/api/v1/query"
+
 #: What pushers send, and what they ask.
 _PUSHES: Final = "/api/v1/intake/"
 
@@ -104,7 +107,8 @@ class HostAndTokenMiddleware:
                 _MISDIRECTED,
                 "This server does not answer for the name in the Host header (--allowed-host adds a name)",
             )
-        if scope["method"] in _SAFE:
+        is_visit = scope["path"] != _COSTLY or headers.get("sec-fetch-mode") == "navigate"
+        if scope["method"] in _SAFE and is_visit:
             return None
         origin = headers.get("origin")
         if headers.get("sec-fetch-site") in ("cross-site", "same-site"):

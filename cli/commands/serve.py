@@ -27,6 +27,7 @@ def serve(asked: ServeArguments) -> None:
         policies_path=asked.rules_folder,
         quota_bytes=None if asked.quota is None else int(asked.quota * 1e9),
         root_path=asked.root_path,
+        gauges=asked.gauges or (),
         log_level=LogLevel(asked.log_level or LogLevel.WARNING),
         log_format=LogFormat(asked.log_format or LogFormat.TEXT),
     )
