@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..store.errors import InvalidEvent, TelemetryError, shortened
+from ..store.notices import URL_VARIABLE, addresses_in
 from ..store.plan import Plan
 from .control import Callbacks
 from .device_values import VALUE_LAG
@@ -25,6 +26,7 @@ from .ranks.rank import this_rank
 
 if TYPE_CHECKING:
     from ..rules.policy_file.policy import Policy
+    from .notifying import Notifier
 
 #: An address, or the path that ``Path`` makes of one.
 _ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -143,7 +145,8 @@ _METHODS: Final = {
     ),
     **dict.fromkeys(("log_artifact", "save_checkpoint", "log_model"), "Use save(path) for a checkpoint"),
     **dict.fromkeys(("summary", "set_summary"), "Use log(...), or annotate(text) for a note"),
-    **dict.fromkeys(("alert", "add_text", "log_text"), "Use annotate(text)"),
+    **dict.fromkeys(("add_text", "log_text"), "Use annotate(text)"),
+    "alert": 'Write a rule: notify "text" if CONDITION',
     **dict.fromkeys(("name", "id", "dir", "path", "url"), "Use folder or run_id"),
 }
 
@@ -214,6 +217,31 @@ def declared_push(store: Any, push: Any) -> tuple[Any, PushSettings | None]:
     if not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", target):
         target = os.path.abspath(os.path.expanduser(target))  # The program may change its working directory.
     return store, PushSettings(target, float(wait_s))
+
+
+def declared_notifier(notify: Any, policy: Policy | None, push: PushSettings | None) -> Notifier | None:
+    """Return what sends the notices that rules order; None if they order none.
+
+    Args:
+        notify: The argument.
+        policy: The rules.
+        push: Where the run is pushed. A server that gets it has its page, unless ``STEPTAPE_URL`` names another.
+
+    Raises:
+        TelemetryError: The argument is something else than addresses.
+    """
+    addresses = addresses_in(notify)
+    if policy is None:
+        return None
+    # A run without rules does not load the language of rules, and most rules send no notices.
+    from ..rules.effects import NOTICE
+
+    if not any(NOTICE in each.operations and not each.is_shadow for each in policy.controllers):
+        return None
+    from .notifying import Notifier
+
+    server = push.target if push is not None and _SERVER.match(push.target) else ""
+    return Notifier(addresses, os.environ.get(URL_VARIABLE) or server)
 
 
 def _spool_of(server: str) -> Path:

@@ -47,6 +47,7 @@ from .spans import Spans
 if TYPE_CHECKING:
     from ..rules.engine.decisions import Outcome
     from .certified_run import CertifiedRun
+    from .notifying import Notifier
     from .operations.loop_operations import Handlers, Operations
     from .process.stall_watch import StallWatch
     from .process.system_sampling import SystemSampling
@@ -71,6 +72,7 @@ class RecorderSettings:
         journal: How the log reaches the disk.
         agree_timeout_s: As for ``Ranks``.
         push: Where the run is pushed; None for nowhere.
+        notifier: Sends the notices that rules order; None if they order none.
         certified: The certificate with which the run is compared; None without one.
         is_strict: Whether wrong calls and failures raise.
         is_quiet: Whether no line is printed.
@@ -85,6 +87,7 @@ class RecorderSettings:
     journal: Journal
     agree_timeout_s: float
     push: PushSettings | None
+    notifier: Notifier | None
     certified: CertifiedRun | None
     is_strict: bool
     is_quiet: bool
@@ -158,7 +161,8 @@ class LiveAttempt:
             from .steering import Steering
 
             flag, operation = self.agreement.order_flag, self.agreement.order_operation
-            given = (opening.engine, callbacks, flag, operation, settings.advice)
+            notify = None if settings.notifier is None else settings.notifier.order
+            given = (opening.engine, callbacks, flag, operation, notify, settings.advice)
             self._steering = Steering(*given, is_agreed=rank.has_group)
         self.warnings = CallWarnings(
             strict=settings.is_strict,
@@ -208,6 +212,8 @@ class LiveAttempt:
         if self._settings.push is not None:
             rank = self._settings.rank
             PUSHING.start(str(self.folder), self._settings.push, rank.rank if rank.world_size > 1 else None)
+        if self._steering is not None and self._settings.notifier is not None:
+            self._settings.notifier.begin(lambda: self.folder, self.warnings.once)
         atexit.register(self._leave_at_exit)
         self._handles_sigterm = raise_on_sigterm()
         if self._handles_sigterm and (self.document.info.last.plan.world_size or 1) > 1:
@@ -450,6 +456,8 @@ class LiveAttempt:
             finally:
                 self._release()
                 PUSHING.end(str(self.folder))
+                if self._settings.notifier is not None:
+                    self._settings.notifier.close()
                 if self.operations is not None:
                     self.operations.end()
 

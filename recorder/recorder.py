@@ -23,6 +23,7 @@ from .arguments import (
     declared_callbacks,
     declared_journal,
     declared_later,
+    declared_notifier,
     declared_plan,
     declared_policy,
     declared_push,
@@ -136,6 +137,8 @@ class Recorder:
         push: Where a process of its own brings the run while it grows: ``http(s)://HOST[:PORT]``,
             ``s3://BUCKET/PREFIX``, ``file://PATH`` or a folder. ``Push(to=, wait_s=)`` also says how long the program's
             exit, or a resume, waits for it. ``STEPTAPE_TOKEN`` holds the token of a server.
+        notify: Where rules send messages that order ``notify``: apprise's addresses, such as ``slack://...``, in a list
+            or in a text with blanks between them; ``STEPTAPE_NOTIFY`` if not given. They are recorded nowhere.
         ranks: What is not to be detected of a distributed job, as ``Ranks(rank=, world_size=, agree_timeout_s=)``.
         journal: How the log reaches the disk, as ``Journal(sync_every_s=, value_lag=, seal_wait_s=)``.
         mode: ``disabled`` records nothing and writes nothing, as with ``STEPTAPE_MODE=disabled`` in the environment;
@@ -173,6 +176,7 @@ class Recorder:
         callbacks: Mapping[str, Callable[[], object] | None] | None = None,
         samples: Samples | None = None,
         push: str | Path | Push | None = None,
+        notify: str | Sequence[str] | None = None,
         ranks: Ranks | None = None,
         journal: Journal | None = None,
         mode: Literal["disabled"] | None = None,
@@ -206,6 +210,7 @@ class Recorder:
             journal,
             agree_timeout_s,
             pushed,
+            declared_notifier(notify, policy, pushed),
             certified,
             is_strict=strict,
             is_quiet=quiet or not own.decides,

@@ -56,7 +56,8 @@ def _is_ctrl_c_of_asyncio(error: BaseException) -> bool:
     attribute without a public name; where it is missing, the run ends as failed.
     """
     asyncio = sys.modules.get("asyncio")
-    if asyncio is None or not isinstance(error, asyncio.CancelledError):
+    # Another thread may be importing it.
+    if asyncio is None or not isinstance(error, getattr(asyncio, "CancelledError", ())):
         return False
     handler = signal.getsignal(signal.SIGINT)
     runner = getattr(handler.func, "__self__", None) if isinstance(handler, functools.partial) else None

@@ -14,7 +14,7 @@ from typing import Final
 
 from ..rules.checks.finding_codes import FindingCode
 from ..rules.checks.findings import findings_of
-from ..rules.effects import Effect, in_order, is_call, orders_undo
+from ..rules.effects import NOTICE, Effect, in_order, is_call, orders_undo
 from ..rules.engine.decisions import Cleared, Decision, DecisionDigest, Outcome, RuleError, outcome_payload
 from ..rules.engine.engine import Engine
 from ..rules.language.name_patterns import MetricNames
@@ -62,6 +62,7 @@ class Steering:
         callbacks: Called when an operation with their effect is decided, after its flag is set.
         order_flag: Sets the flag of an order at a step of the loop.
         order_operation: Orders the loop an operation with arguments.
+        notify: Sends a notice of a decision; None if its rules order none.
         is_agreed: Whether ranks must agree on orders. No callback is called here then.
         advice: The calls that warnings name.
 
@@ -81,6 +82,7 @@ class Steering:
         callbacks: Callbacks,
         order_flag: Callable[[str, int], None],
         order_operation: Callable[[str, Decision], None],
+        notify: Callable[[Decision], None] | None,
         advice: Advice,
         *,
         is_agreed: bool,
@@ -102,7 +104,7 @@ class Steering:
             if key.kind == "step_end" or set(controller.triggers) != {"on_evaluate"}
         }
         self._digest = DecisionDigest()
-        self._order_flag, self._order_operation = order_flag, order_operation
+        self._order_flag, self._order_operation, self._notify = order_flag, order_operation, notify
         self._is_agreed, self._callbacks = is_agreed, callbacks
         self._operations = {entry.name: entry.operation() for entry in engine.policy.operations}
         self.observe: Callable[[Event], Sequence[Outcome]] = engine.observe
@@ -221,9 +223,9 @@ class Steering:
         return self._engine.observe(event)
 
     def _act(self, operation: str, decision: Decision) -> list[str]:
-        """Call the method of a user-defined operation. Return a line if it failed."""
+        """Send a notice, or call the method of a user-defined operation. Return a line if that failed."""
         name, _, action = operation.partition(".")
-        method = getattr(self._operations.get(name), action, None)
+        method = self._notify if operation == NOTICE else getattr(self._operations.get(name), action, None)
         if method is None:
             return []
         try:

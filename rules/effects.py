@@ -148,6 +148,9 @@ CALLS: Final[Mapping[str, CallForm]] = {
     "detail.set": CallForm(Effect.ADJUST, {"level": _Parameter(int, is_required=True)}),
 }
 
+#: The operation that sends the decision's message to people.
+NOTICE: Final = "hfcontrols.should_notify"
+
 #: The triggers before an update: where a batch can still be skipped.
 BEFORE_UPDATE: Final = ("on_step_begin", "on_substep_end", "on_pre_optimizer_step")
 

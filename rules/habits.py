@@ -183,6 +183,7 @@ ACTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("checkpoint", "save_checkpoint", "save_model"), "should_save"),
     **dict.fromkeys(("eval", "validate"), "should_evaluate"),
     **dict.fromkeys(("print", "warn"), "should_log"),
+    **dict.fromkeys(("alert", "page", "tell"), "should_notify"),
 }
 
 #: Actions of a rule that is a sentence.
@@ -193,7 +194,8 @@ SENTENCE_ACTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("checkpoint", "save checkpoint", "save a checkpoint", "save model", "keep"), "save"),
     **dict.fromkeys(("eval", "validate", "run evaluation"), "evaluate"),
     **dict.fromkeys(("skip batch", "skip update", "skip step", "skip the batch"), "skip"),
-    **dict.fromkeys(("warn", "alert", "notify", "message", "error", "say"), 'Write warn "text".'),
+    **dict.fromkeys(("warn", "message", "error", "say"), 'Write warn "text".'),
+    **dict.fromkeys(("alert", "page", "mail", "email", "slack", "tell"), 'Write notify "text".'),
     **dict.fromkeys(("lr", "reduce lr", "lower lr", "decay lr", "halve lr", "reduce learning rate"), "Write lr x 0.5."),
     **dict.fromkeys(("rollback", "roll back"), "Write rollback.to(last)."),
 }

@@ -14,7 +14,7 @@ REDACTED: Final = "[redacted]"
 
 _SECRET: Final = re.compile(
     r"(^|[_\-./ ])(token|secret|password|passwd|passphrase|pwd|credentials?|auth|authorization|bearer|cookies?|dsn"
-    r"|(api|access|secret|private|wandb|openai|anthropic|hf|huggingface|comet|neptune|aws|azure)[_-]?key)$|^pass$",
+    r"|notify|(api|access|secret|private|wandb|openai|anthropic|hf|huggingface|comet|neptune|aws|azure)[_-]?key)$|^pass$",
     re.IGNORECASE,
 )
 
@@ -32,6 +32,7 @@ _KNOWN_FORMS: Final = re.compile(
     r"|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+"
     r")|(?<=\bbearer )[^\s\"',;)\]}]{6,}"
     r"|(?<=hooks\.slack\.com/services/)[\w/-]+|(?<=discord\.com/api/webhooks/)[\w/-]+"
+    r"|(?<=\bslack://)[^\s\"']+|(?<=\bdiscord://)[^\s\"']+|(?<=\btgram://)[^\s\"']+"
     r"|(?<=://)(?:(?P<user>[^\s/:@]*:)[^\s/@]+(?=@))",
     re.IGNORECASE,
 )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from command_line import call as steptape
@@ -477,3 +478,15 @@ def test_show_says_which_signal_interrupted_a_run(tmp_path: Path, signal_name: s
     assert f"\nInterrupted by {how} at step 1. " in shown
     assert "\n  Traceback (most recent call last):\n" in shown
     assert "failed" not in shown
+
+
+def test_a_failure_is_recorded_while_another_thread_imports_asyncio(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is there, and its names are not yet."""
+    monkeypatch.setitem(sys.modules, "asyncio", ModuleType("asyncio"))
+
+    with pytest.raises(ValueError, match="bad"), Recorder(tmp_path, quiet=True) as rec:
+        raise ValueError("bad")
+
+    assert open_run(rec.folder).status == "failed"

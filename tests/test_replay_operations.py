@@ -71,6 +71,7 @@ def test_a_decision_is_labelled_by_what_its_operation_does(
         ("lever.should_tell", "exact"),
         ("other.should_tell", "censored"),
         ("note.should_log", "exact"),
+        ("hfcontrols.should_notify", "exact"),
     ],
 )
 def test_what_the_recorded_run_ordered_and_the_replayed_policy_does_not_may_have_diverted_it(

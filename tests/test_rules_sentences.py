@@ -62,6 +62,24 @@ EXPANSIONS = {
         "[hfcontrols.should_save]",
         'severity: warning, message: "loss {loss:.1f}", cooldown: {steps: 50}',
     ),
+    'notify "loss {loss:.1f}" if loss > 3 once': (
+        "[on_step_end]",
+        "loss > 3",
+        "[hfcontrols.should_notify]",
+        'message: "loss {loss:.1f}", once: true',
+    ),
+    'stop and notify "over" if loss > 3': (
+        "[on_step_end]",
+        "loss > 3",
+        "[hfcontrols.should_training_stop, hfcontrols.should_notify]",
+        'message: "over"',
+    ),
+    'warn "loss" and notify if loss > 3': (
+        "[on_step_end]",
+        "loss > 3",
+        "[hfcontrols.should_notify]",
+        'severity: warning, message: "loss"',
+    ),
     "lr x 0.5 if loss > 3 once": ("[on_step_end]", "loss > 3", "[lr.reduce(0.5)]", "once: true"),
     "lr x 0.5 for 10 steps if loss > 3": ("[on_step_end]", "loss > 3", "['lr.scale(0.5, over=10, blend=none)']", ""),
     "skip if loss > 10": ("[on_pre_optimizer_step]", "loss > 10", "['batch.skip()']", ""),
@@ -223,6 +241,7 @@ def test_the_trigger_waits_for_evaluations_alone_only_if_nothing_else_is_read() 
             "[stop epoch, evaluate, log]",
             "[hfcontrols.should_epoch_stop, hfcontrols.should_evaluate, hfcontrols.should_log]",
         ),
+        ("[notify]", "[hfcontrols.should_notify]"),
     ],
 )
 def test_the_words_of_sentences_are_operations_of_any_controller(words: str, operations: str) -> None:
@@ -230,6 +249,16 @@ def test_the_words_of_sentences_are_operations_of_any_controller(words: str, ope
     text = "controllers: [{{name: a, triggers: [on_step_end], rule: loss > 3, operations: {}}}]"
 
     assert parse_policy(text.format(words)).digest == parse_policy(text.format(operations)).digest
+
+
+def test_a_second_message_of_a_rule_is_refused_at_its_place() -> None:
+    """A decision has one."""
+    with pytest.raises(PolicyError) as caught:
+        load_policy('warn "a" and notify "b" if loss > 3')
+
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (1, 14)
+    assert problem.message == "rule: a rule has one message; got 'notify \"b\"'. Write its text once."
 
 
 def test_an_operation_of_its_own_keeps_its_name() -> None:

@@ -31,6 +31,11 @@ SECRETS = {
     f"signed by {AWS}": "signed by [redacted]",
     "https://hooks.slack.com/services/T0/B0/abc": "https://hooks.slack.com/services/[redacted]",
     "https://discord.com/api/webhooks/1/abc failed": "https://discord.com/api/webhooks/[redacted] failed",
+    "STEPTAPE_NOTIFY=json://host/hunter2": "STEPTAPE_NOTIFY=[redacted]",
+    'Recorder("runs", notify="ntfy://hunter2")': 'Recorder("runs", notify="[redacted]")',
+    "slack://T1/B2/hunter2 discord://1/hunter2 tgram://hunter2/3": (
+        "slack://[redacted] discord://[redacted] tgram://[redacted]"
+    ),
 }
 
 #: What looks like a secret and is none.

@@ -41,6 +41,7 @@ _EFFECTS: Final = MappingProxyType(
         Effect.STOP_EPOCH: "ends the epoch",
         Effect.SAVE: "saves a checkpoint",
         Effect.EVALUATE: "runs an evaluation",
+        Effect.NOTIFY: "sends a message",
         Effect.STEER: "changes the training",
         Effect.ACT: "changes the training",
     }

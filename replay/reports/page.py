@@ -87,7 +87,7 @@ _COLOURS: Final = 8
 _NEVER: Final = "never"
 
 #: What a rule does, in the words of its list.
-_DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers"}
+_DOES: Final = {Effect.SAVE: "saves", Effect.STOP: "stops", Effect.STEER: "steers", Effect.NOTIFY: "notifies"}
 
 
 class Figure(NamedTuple):

@@ -73,7 +73,9 @@ _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 
 #: Actions of steptape's own operations, which leave a run as it is or end it. The recorded run may have decided
 #: operations that the replayed policy does not define. Of these, one with any other action may have diverted the run.
-_KNOWN_ACTIONS: Final = frozenset(("should_training_stop", "should_save", "should_evaluate", "should_log"))
+_KNOWN_ACTIONS: Final = frozenset(
+    ("should_training_stop", "should_save", "should_evaluate", "should_log", "should_notify")
+)
 
 
 def replay(

@@ -1,4 +1,4 @@
-"""The operations that controllers order: the five flags of a training loop, and rendered log messages.
+"""The operations that controllers order: the five flags of a training loop, a notice, and rendered log messages.
 
 A message's format is a template over names, with keys in brackets or after dots. It looks up keys and never reads an
 attribute, so it cannot reach beyond the values that it is given. Rendering never fails: a note replaces a missing
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeVar
 
 from ...store.errors import TelemetryError, shortened
-from ..effects import Effect
+from ..effects import NOTICE, Effect
 from ..functions.plain_functions import check_specification, formatted, rendered
 from ..functions.undefined import UNAVAILABLE
 from ..habits import ACTIONS
@@ -67,7 +67,7 @@ class Operation:
 
 
 class HFControls(Operation):
-    """The flags of a training loop."""
+    """The flags of a training loop, and a notice to people."""
 
     actions = MappingProxyType(
         {
@@ -76,6 +76,7 @@ class HFControls(Operation):
             "should_save": Effect.SAVE,
             "should_evaluate": Effect.EVALUATE,
             "should_log": Effect.LOG,
+            "should_notify": Effect.NOTIFY,
         }
     )
 
@@ -126,6 +127,7 @@ WORDS: Final[Mapping[str, str]] = {
     "save": "hfcontrols.should_save",
     "evaluate": "hfcontrols.should_evaluate",
     "log": "hfcontrols.should_log",
+    "notify": NOTICE,
     "skip": "batch.skip()",
 }
 

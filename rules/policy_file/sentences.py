@@ -33,7 +33,7 @@ _UNITS: Final = ("step", "evaluation")
 
 _IF: Final = re.compile(r"(?<!\S)if(?!\w)")
 _AND: Final = re.compile(r"(?:^|\s+)and(?:\s+|$)|\s*,\s*(?:and\s+)?")
-_WARN: Final = re.compile(r"warn\s*(['\"])(.*)\1", re.DOTALL)
+_MESSAGE: Final = re.compile(r"(warn|notify)\s*(['\"])(.*)\2", re.DOTALL)
 _LR: Final = re.compile(r"lr\s*(?:x|\*|times)\s*(\(.*\)|\S+?)(?:\s+for\s+(\S+)\s+steps?)?")
 #: A series: a name, a text, or a call with at most one call in it.
 _SERIES: Final = r"(?<![^\s(])(?P<series>-?(?:\"[^\"]*\"|'[^']*'|[^\s()\"']+)(?:\((?:[^()]|\([^()]*\))*\))?)"
@@ -356,16 +356,20 @@ _LONGEST_NAME: Final = 60
 
 
 def _orders(sentence: _Sentence, part: _Part) -> dict[str, yaml.Node]:
-    """Return the keys that say what a sentence orders: ``operations``, and those of a warning."""
+    """Return the keys that say what a sentence orders: ``operations``, and those of a message."""
     operations: list[yaml.Node] = []
     entries: dict[str, yaml.Node] = {}
     for action in _actions(sentence, part):
-        warning = _WARN.fullmatch(action.text)
-        if warning:
-            text = sentence.part(action.begin + warning.start(2), action.begin + warning.end(2))
-            entries = {"severity": sentence.scalar(action, "warning"), "message": sentence.scalar(text)}
+        message = _MESSAGE.fullmatch(action.text)
+        if message and "message" in entries:
+            sentence.refuse(action.begin, "a rule has one message", repr(action.text), "Write its text once.")
+        if message:
+            text = sentence.part(action.begin + message.start(3), action.begin + message.end(3))
+            entries["message"] = sentence.scalar(text)
+        if message and message[1] == "warn":
+            entries["severity"] = sentence.scalar(action, "warning")
             continue
-        operation = _operation(action.text)
+        operation = _operation(message[1] if message else action.text)
         if operation is None:
             fix = _meant(" ".join(action.text.split()))
             sentence.refuse(action.begin, "unknown action", repr(action.text), fix)
@@ -396,7 +400,7 @@ def _meant(action: str) -> str:
     if first in SENTENCE_ACTIONS and action not in SENTENCE_ACTIONS:
         action = first
     known = suggestion(action, WORDS, SENTENCE_ACTIONS)
-    return f'{known}, warn "text", lr x 0.5' if known.startswith("Known") else known
+    return f'{known}, warn "text", notify "text", lr x 0.5' if known.startswith("Known") else known
 
 
 def _operation(action: str) -> str | None:

@@ -1,0 +1,160 @@
+"""Sends notices to people: a title and a text go to apprise's services by their addresses.
+
+Takes addresses such as ``slack://...`` or ``mailto://...`` and a notice; returns a line for each service that did not
+take it. Addresses hold secrets, so a line names an address by its place and its scheme alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
+
+from .errors import TelemetryError, on_one_line
+from .redaction import REDACTED, redacted_text
+
+#: The environment variables with the addresses, and with the address of the server whose pages notices link to.
+NOTIFY_VARIABLE: Final = "STEPTAPE_NOTIFY"
+URL_VARIABLE: Final = "STEPTAPE_URL"
+
+_ADDRESS: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S")
+_PARTS: Final = re.compile(r"[/:@?&=#,;]+")
+
+#: Fewest characters of a part of an address that is taken for a secret.
+_SHORTEST_SECRET: Final = 6
+
+_INSTALL: Final = "Run pip install 'steptape[notify]'"
+
+
+class Notice(NamedTuple):
+    """What is sent to people.
+
+    Attributes:
+        title: One line.
+        text: The lines below it.
+    """
+
+    title: str
+    text: str
+
+
+def addresses_in(given: object) -> tuple[str, ...]:
+    """Return the addresses of an argument, else those of the environment.
+
+    Args:
+        given: Addresses in a text with blanks between them, or in a list; None for those of ``STEPTAPE_NOTIFY``.
+
+    Raises:
+        TelemetryError: It is something else.
+    """
+    if given is None:
+        given = os.environ.get(NOTIFY_VARIABLE, "")
+    listed = given.split() if isinstance(given, str) else given
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(each, str) for each in listed):
+        what = f"notify must be addresses such as slack://...; got a {type(given).__name__}"
+        raise TelemetryError(what, fix="Write them in one text with blanks between them, or in a list")
+    return tuple(address for text in listed for address in text.split())
+
+
+def run_notice(name: str, what: str, lines: Sequence[str], run_id: str, page: str = "") -> Notice:
+    """Return a notice about a run.
+
+    Args:
+        name: Of the run.
+        what: What happened to it.
+        lines: More about it, each a line; empty ones are left out.
+        run_id: Of the run.
+        page: The address of a server that has the run. It precedes the link to the run's page.
+    """
+    link = f"{redacted_text(page).rstrip('/')}/runs/{run_id}" if page else f"Run {run_id}"
+    title = on_one_line(f"{name}: {what}", 200)
+    return Notice(title, "\n".join(filter(None, (*(redacted_text(line) for line in lines), link))))
+
+
+class Channels:
+    """The services of some addresses.
+
+    Constructing it loads apprise, which takes 0.4 to 1 s.
+
+    Args:
+        addresses: The addresses, as apprise writes them.
+
+    Attributes:
+        problems: A line for each address that is none, and for a missing package.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.problems: list[str] = []
+        self._services: list[tuple[str, str, Any]] = []
+        if find_spec("apprise") is None:
+            self.problems.append(f"the package apprise is not installed. {_INSTALL}")
+            return
+        from apprise import Apprise  # An optional package.
+
+        for number, address in enumerate(addresses, 1):
+            name = f"address {number} ({address.partition('://')[0]}://)" if _ADDRESS.match(address) else ""
+            with _apprise_said(address) as said:
+                service = Apprise.instantiate(address) if name else None
+            if service is None:
+                why = f" ({said[0].rstrip('.')})" if said and name else ""
+                what = f"{name or f'address {number}'} is the address of no service{why}"
+                self.problems.append(f"{what}. Write it as apprise does, such as slack://TOKEN/TOKEN/TOKEN")
+            else:
+                self._services.append((name, address, service))
+
+    def __len__(self) -> int:
+        return len(self._services)
+
+    def send(self, notice: Notice) -> list[str]:
+        """Send a notice to each service, one after the other; each takes a few seconds at most to refuse it.
+
+        Returns:
+            A line for each service that did not take it. The notice reached somebody if it is shorter than ``len``.
+        """
+        failures = []
+        for name, address, service in self._services:
+            with _apprise_said(address) as said:
+                try:
+                    # The service is called itself: what Apprise.notify runs in a pool holds up the program's exit.
+                    is_taken = service.notify(title=notice.title, body=notice.text, body_format="text")
+                except Exception as error:  # A plugin of apprise, which may be anybody's.
+                    is_taken = False
+                    said.append(_without_secrets(f"{type(error).__name__}: {error}", address))
+            if not is_taken:
+                why = f": {said[-1].rstrip('.')}" if said else ""
+                failures.append(f"{name} did not take a message{why}")
+        return failures
+
+
+@contextmanager
+def _apprise_said(address: str) -> Iterator[list[str]]:
+    """Collect the warnings that apprise logs in this thread, in place of printing them."""
+    said: list[str] = []
+    thread = threading.get_ident()
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.thread != thread:
+            return True
+        if record.levelno >= logging.WARNING:
+            said.append(_without_secrets(record.getMessage(), address))
+        return False
+
+    log = logging.getLogger("apprise")
+    log.addFilter(collect)
+    try:
+        yield said
+    finally:
+        log.removeFilter(collect)
+
+
+def _without_secrets(text: str, address: str) -> str:
+    """Return a text on one line, without any part of an address that may be a secret."""
+    text = redacted_text(on_one_line(text, 300).replace(address, REDACTED))
+    for part in _PARTS.split(address.partition("://")[2]):
+        text = text.replace(part, REDACTED) if len(part) >= _SHORTEST_SECRET else text
+    return text
