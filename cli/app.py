@@ -58,6 +58,7 @@ GROUPS: Final = {
         "samples": "Print the samples that drove a loss spike, or those that stay hard.",
         "query": "Run read-only SQL over a store, or over one run.",
         "serve": "Serve the web pages and the HTTP API of a store.",
+        "alert": "Send a message when a run dies, stalls or ends, or when its rules act.",
         "docs": "Print where the documents are.",
     },
     "Keep and move": {
@@ -84,6 +85,10 @@ _FUNCTIONS: Final = {
 
 #: Example command lines, by command.
 EXAMPLES: Final = {
+    "alert": (
+        "steptape alert runs --notify slack://TOKEN/TOKEN/TOKEN --url https://runs.example.org",
+        "steptape alert runs --where status:crashed,stalled --once",
+    ),
     "ask": (
         "steptape ask stop digits --reason 'the loss has diverged'",
         "steptape ask save digits --reason 'before the node goes down'",

@@ -639,6 +639,39 @@ class QueryArguments(NamedTuple):
     as_json: JsonOption = False
 
 
+class AlertArguments(NamedTuple):
+    """Send a message when a run dies, stalls or ends, or when its rules act.
+
+    Watches a store, also one to which runs are pushed, until Ctrl-C ends it. Begins with what happens from its first
+    start on; what it told is kept in the store. Messages go to apprise's addresses, of Slack, Discord, Telegram, mail,
+    web hooks and more. A process list shows a command line: put addresses with secrets into STEPTAPE_NOTIFY.
+    """
+
+    store: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STORE", show_default=False, help="Folder of runs; by default STEPTAPE_STORE, else 'runs'."
+        ),
+    ] = None
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--notify",
+            metavar="URL",
+            help="Where messages go, such as slack://... or mailto://...; repeatable; else STEPTAPE_NOTIFY.",
+        ),
+    ] = None
+    where: WhereOption = None
+    url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Address of the server that shows the store, for links; else STEPTAPE_URL."),
+    ] = None
+    once: Annotated[bool, typer.Option("--once", help="Look once. Exit status 1 when a message was not taken.")] = False
+    test: Annotated[
+        bool, typer.Option("--test", help="Send one test message. Exit status 1 when an address did not take it.")
+    ] = False
+
+
 class ServeArguments(NamedTuple):
     """Serve the web pages and the HTTP API of a store.
 
