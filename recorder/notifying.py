@@ -36,7 +36,7 @@ _MOST_WAITING: Final = 20
 #: Seconds that the end of the run waits until the last notices are sent.
 _END_WAIT_S: Final = 5.0
 
-#: Most values of a decision without a message that a notice names.
+#: Most values of a decision that a notice names.
 _VALUES: Final = 3
 
 
@@ -45,10 +45,10 @@ _Describe: TypeAlias = Callable[[Path], tuple[str, str, str]]
 
 
 class _OrderedNotice(NamedTuple):
-    """One notice to send: its title, its first line, and how many orders of each rule were held back before it."""
+    """One notice to send: its title, what its rule read, and how many orders of each rule were held back before it."""
 
     what: str
-    why: str
+    read: str
     held_back: Mapping[str, int]
 
 
@@ -119,7 +119,8 @@ class Notifier:
             if is_full or now_s < self._next_s.get(rule, now_s):
                 self._held_back[rule] += 1
                 return
-            order = _OrderedNotice(f"{rule} at step {decision.step:,}", _why(decision), dict(self._held_back))
+            what = f"{decision.message or rule} at step {decision.step:,}"
+            order = _OrderedNotice(what, _read_by(decision), dict(self._held_back))
             try:
                 self._waiting.put_nowait(order)
             except queue.Full:
@@ -170,14 +171,12 @@ class Notifier:
         except Exception:  # A notice without a headline is better than none.
             logger.debug("notify: the run cannot be read", exc_info=True)
             name, run_id, headline = folder.name, folder.name, ""
-        lines = (order.why, headline, _held_back(order.held_back))
+        lines = (order.read, headline, _held_back(order.held_back))
         return run_notice(name, order.what, lines, run_id, self._page)
 
 
-def _why(decision: Decision) -> str:
-    """Return the message of a decision, else the first values that it read."""
-    if decision.message:
-        return decision.message
+def _read_by(decision: Decision) -> str:
+    """Return the first values that a decision read."""
     values = islice(decision.values.items(), _VALUES)
     return ", ".join(f"{name} = {plain(value) if isinstance(value, float) else value}" for name, value in values)
 

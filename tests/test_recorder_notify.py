@@ -44,15 +44,15 @@ def test_a_notice_has_the_message_the_headline_and_the_link_of_the_run(
             rec.step(loss=loss)
         rec.close()
 
-        assert channel.titles == ["digits: notify_loss_is_loss_3g_if_loss_3 at step 2"]
+        assert channel.titles == ["digits: loss is 7.12 at step 2"]
         first, headline, link = channel.texts[0].split("\n")
-        assert first == "loss is 7.12"
+        assert first == "loss = 7.125"
         assert headline.startswith(("Running at step 2", "Completed after 2 steps"))
         assert link == f"https://runs.example.org/runs/{rec.run_id}"
 
 
 def test_mail_takes_notices(tmp_path: Path) -> None:
-    """The title is the subject. A rule without a message says what it read."""
+    """The title is the subject. A rule without a message is named there."""
     with mailbox() as (address, messages):
         with Recorder(tmp_path, name="digits", rules=["notify if loss > 3"], notify=address, quiet=True) as rec:
             rec.step(loss=4.5)
