@@ -491,6 +491,8 @@ class LiveAttempt:
         self.event_log.record("failure", None, _NOTHING, lambda: (step, self.position.epoch_at(step)), attrs=attrs)
         self._write_end("interrupted", failure)
         PUSHING.end(str(self.folder))
+        if self._settings.notifier is not None:
+            self._settings.notifier.close()
 
     def _write_end(
         self, status: str, failure: dict[str, str] | None, reason: str | None = None, *, shown: str = ""

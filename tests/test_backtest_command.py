@@ -48,6 +48,13 @@ def test_a_store_without_runs_has_nothing_to_judge_a_policy_on(tmp_path: Path) -
     assert (document.returncode, json.loads(document.stdout)["runs"]) == (0, [])
 
 
+def test_a_notice_counts_as_a_message_that_leaves_the_training_as_it_is(backtest: Callable[..., str]) -> None:
+    """Its decision is exact, and the run keeps all its steps."""
+    (decision,) = json.loads(backtest("--json", policy='notify "high" if loss > 2'))["runs"][0]["decisions"]
+
+    assert (decision["effect"], decision["message"], decision["validity"]) == ("sends a message", "high", "exact")
+
+
 def test_rules_that_never_fired_may_read_what_was_never_recorded(
     backtest: Callable[..., str], store_path: Path, tmp_path: Path
 ) -> None:

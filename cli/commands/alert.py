@@ -180,7 +180,7 @@ class _Watch:
         """Tell what is new. Return whether all of it was taken."""
         now_us = time.time_ns() // 1000
         try:
-            look = self._store.recent()
+            look = self._store.catalog.look()
         except (OSError, StoreAway) as error:
             self._complain(f"the store cannot be read now: {error}")
             return False
