@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("steptape")
 
 #: Seconds between two notices of one rule, and the most notices of all rules in an hour.
-RULE_EVERY_S: Final = 300.0
+_RULE_EVERY_S: Final = 300.0
 _MOST_AN_HOUR: Final = 12
 _HOUR_S: Final = 3600.0
 
@@ -82,7 +82,7 @@ class Notifier:
         self._folder = folder
         if not self._addresses:
             fix = "Give Recorder notify= an address such as slack://..., or set STEPTAPE_NOTIFY"
-            warn(f"rules may order notify, and no address says whom to tell. {fix}")
+            warn(f"rules may order notify, and no address is given. {fix}")
         elif self._thread is None:
             try:
                 self._start()
@@ -119,7 +119,8 @@ class Notifier:
             if is_full or now_s < self._next_s.get(rule, now_s):
                 self._held_back[rule] += 1
                 return
-            what = f"{decision.message or rule} at step {decision.step:,}"
+            who = f"{rule} ({decision.member})" if decision.member else rule
+            what = f"{decision.message or who} at step {decision.step:,}"
             order = _OrderedNotice(what, _read_by(decision), dict(self._held_back))
             try:
                 self._waiting.put_nowait(order)
@@ -127,7 +128,7 @@ class Notifier:
                 self._held_back[rule] += 1
                 return
             self._held_back.clear()
-            self._next_s[rule] = now_s + RULE_EVERY_S
+            self._next_s[rule] = now_s + _RULE_EVERY_S
             self._sent_s.append(now_s)
 
     def close(self) -> None:

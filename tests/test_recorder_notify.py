@@ -9,13 +9,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from notice_channels import hanging, hook, mailbox, refusing
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run
-from steptape.recorder.arguments import Push
+from steptape.recorder.arguments import Push, Ranks
 from steptape.replay.runs.verification import verify
 from steptape.store.errors import TelemetryError
 
@@ -88,6 +89,58 @@ def test_a_thousand_orders_in_a_second_are_one_notice_and_a_count(tmp_path: Path
         assert channel.texts[2].split("\n")[-2].startswith("2 messages held back before this one: ")
 
 
+def test_all_rules_of_a_run_send_twelve_notices_an_hour(tmp_path: Path) -> None:
+    """What is above that is counted in the last one."""
+    rules = [f"notify if loss > {limit}" for limit in range(14)]
+    with hook() as channel:
+        with Recorder(tmp_path, rules=rules, notify=channel.address, quiet=True) as rec:
+            rec.step(loss=99.0)
+
+        assert len(channel.titles) == 13
+        assert channel.texts[-1].split("\n")[-2].startswith("2 messages held back before this one: ")
+
+
+def test_the_first_rank_alone_sends(tmp_path: Path) -> None:
+    """Its rules decide."""
+    with hook() as channel:
+        more: dict[str, Any] = {
+            "rules": RULES,
+            "notify": channel.address,
+            "run_id": "one",
+            "name": "one",
+            "quiet": True,
+        }
+        with (
+            Recorder(tmp_path, ranks=Ranks(rank=0, world_size=2), **more) as first,
+            Recorder(tmp_path, ranks=Ranks(rank=1, world_size=2), **more) as second,
+        ):
+            first.step(loss=4.0)
+            second.step(loss=4.0)
+
+        assert channel.titles == ["one: loss is 4 at step 1"]
+
+
+def test_a_missing_package_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run is recorded all the same."""
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with Recorder(tmp_path, rules=RULES, notify="json://localhost", quiet=True) as rec:
+        rec.step(loss=4.0)
+
+    assert warned(caplog) == ["notify: the package apprise is not installed. Run pip install 'steptape[notify]'"]
+
+
+def test_a_package_that_fails_to_load_lets_the_training_begin(tmp_path: Path) -> None:
+    """The log has its error."""
+    (tmp_path / "apprise.py").write_text("raise RuntimeError('broken')")
+    command = [sys.executable, "-c", PROGRAM.format(str(tmp_path / "runs"), "json://localhost")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert "notify: rules send no messages" in done.stderr
+    assert "RuntimeError: broken" in done.stderr
+
+
 def test_a_channel_that_hangs_delays_no_step_and_the_end_by_seconds(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,7 +208,7 @@ def test_an_order_without_any_address_is_named_by_the_first_update(
             rec.step(loss=4.0)
 
     assert warned(caplog) == [
-        "rules may order notify, and no address says whom to tell. "
+        "rules may order notify, and no address is given. "
         "Give Recorder notify= an address such as slack://..., or set STEPTAPE_NOTIFY"
     ]
 

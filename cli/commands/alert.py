@@ -137,9 +137,12 @@ class _Memory:
         before = before or _Told()
         stalled_us = _us(row.last_event) if row.status == "stalled" else 0
         told = _Told(row.status, row.attempts, stalled_us, dict(before.rules), before.rules_us)
+        is_live = row.status in LIVE_STATUSES
         if not is_asked:
-            return _News(entry, "", told) if told != before and row.status in LIVE_STATUSES else None
+            return _News(entry, "", told) if told != before and is_live else None
         has_state = told.state != before.state and row.status != "running"
+        if not (has_state or is_live):
+            return None  # It has ended, and nothing acts in it any more.
         acted = _acted(entry)
         new = sorted(rule for rule, step in acted.items() if before.rules.get(rule) != step)
         if new and (has_state or now_us - before.rules_us >= _RULES_EVERY_S * _US_PER_S):
@@ -174,7 +177,8 @@ class _Watch:
         self._store, self._channels, self._where, self._page = store, channels, where, page
         self._path = store.path / ALERTS_JSON
         self._memory = _Memory.read(self._path)
-        self._complaint = ""
+        self._complaints: dict[str, str] = {}
+        self._is_saved = True
 
     def look(self) -> bool:
         """Tell what is new. Return whether all of it was taken."""
@@ -182,34 +186,42 @@ class _Watch:
         try:
             look = self._store.catalog.look()
         except (OSError, StoreAway) as error:
-            self._complain(f"the store cannot be read now: {error}")
+            self._complain("store", f"the store cannot be read now: {error}")
             return False
+        self._complain("store", "")
         if self._memory is None:
             self._memory = self._begun(look.entries, now_us)
             return True
         asked = self._asked(look)
-        said = (self._memory.news(each, now_us, is_asked=each.name in asked) for each in look.entries)
+        said = (self._news(each, now_us, is_asked=each.name in asked) for each in look.entries)
         found = [each for each in said if each is not None]
         quiet, news = [each for each in found if not each.what], [each for each in found if each.what]
-        if quiet:
+        if quiet or not self._is_saved:
             self._remember(quiet)
         groups = [[each] for each in news] if len(news) <= _MOST_APART else [news]
         for group in groups:
             notice = self._notice(group)
             failures = self._channels.send(notice)
-            self._complain("; ".join(failures))
+            self._complain("channels", "; ".join(failures))
             if len(failures) == len(self._channels):
                 return False  # The next look tries again.
             self._remember(group)
             say(notice.title)
         return True
 
+    def _news(self, entry: Entry, now_us: int, *, is_asked: bool) -> _News | None:
+        assert self._memory is not None
+        try:
+            return self._memory.news(entry, now_us, is_asked=is_asked)
+        except (TelemetryError, OSError):  # It was deleted or changed meanwhile: the next look reads it.
+            return None
+
     def _asked(self, look: Look) -> set[str]:
         """Return the folders of the runs that match the question."""
         try:
             return {entry.name for entry in selected(look, self._where)}
         except QuestionRefused as error:  # No run has the field yet.
-            self._complain(str(error))
+            self._complain("question", str(error))
             return set()
 
     def _begun(self, entries: Sequence[Entry], now_us: int) -> _Memory:
@@ -219,7 +231,8 @@ class _Watch:
             row = entry.summary
             if row.status in LIVE_STATUSES:
                 stalled_us = _us(row.last_event) if row.status == "stalled" else 0
-                memory.runs[row.run_id] = _Told(row.status, row.attempts, stalled_us, _acted(entry))
+                with contextlib.suppress(TelemetryError, OSError):  # As in ``_news``.
+                    memory.runs[row.run_id] = _Told(row.status, row.attempts, stalled_us, _acted(entry))
         memory.write(self._path)
         live = len(memory.runs)
         say(f"watching {self._store.address} from now on: {counted(len(entries), 'run')}, {live} of them live")
@@ -228,7 +241,14 @@ class _Watch:
     def _remember(self, news: Sequence[_News]) -> None:
         assert self._memory is not None
         self._memory.runs |= {each.entry.summary.run_id: each.told for each in news}
-        self._memory.write(self._path)
+        try:
+            self._memory.write(self._path)
+        except OSError as error:  # A full disk: this process repeats nothing, and the next look writes again.
+            self._complain("file", f"what was told cannot be kept: {error}")
+            self._is_saved = False
+        else:
+            self._complain("file", "")
+            self._is_saved = True
 
     def _notice(self, group: Sequence[_News]) -> Notice:
         if len(group) == 1:
@@ -244,11 +264,11 @@ class _Watch:
         lines = [*named[:_MOST_NAMED], *left_out, self._page]
         return Notice(f"{len(group)} runs: {said}"[:200], "\n".join(filter(None, lines)))
 
-    def _complain(self, text: str) -> None:
-        """Print a failure once, until it is another one or over."""
-        if text and text != self._complaint:
+    def _complain(self, subject: str, text: str) -> None:
+        """Print a failure once, until it is another one or, with an empty text, over."""
+        if text and text != self._complaints.get(subject):
             complain(f"steptape alert: {text}")
-        self._complaint = text
+        self._complaints[subject] = text
 
 
 def _headline(entry: Entry) -> str:
@@ -292,7 +312,7 @@ def _channels(given: Sequence[str] | None) -> Channels:
     addresses = addresses_in(list(given) if given else None)
     if not addresses:
         fix = f"Give --notify an address such as slack://..., or set {NOTIFY_VARIABLE}"
-        raise TelemetryError("no address says whom to tell", fix=fix)
+        raise TelemetryError("no address is given", fix=fix)
     channels = Channels(addresses)
     if channels.problems:
         raise TelemetryError(channels.problems[0])
