@@ -192,6 +192,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.intake_service.close()
     app.state.query_workers.close()
     app.state.health_workers.close()
+    app.state.rule_workers.close()
 
 
 class _Application(FastAPI):

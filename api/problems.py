@@ -67,6 +67,14 @@ class PolicyNotFound(TelemetryError):
     """No policy of that name is known to the server."""
 
 
+class NameTaken(TelemetryError):
+    """A rule file of that name is there."""
+
+
+class NotSaved(TelemetryError):
+    """A rule file cannot be saved here."""
+
+
 class JobNotFound(TelemetryError):
     """No job has that id, or the job is no longer kept."""
 
@@ -143,6 +151,8 @@ _SORTS: Final[dict[type[TelemetryError], Sort]] = {
     MetricNotFound: Sort(404, "metric-not-found", "No such metric"),
     StepNotFound: Sort(404, "step-not-found", "No such step"),
     PolicyNotFound: Sort(404, "policy-not-found", "No such rule file"),
+    NameTaken: Sort(409, "name-taken", "The name is taken"),
+    NotSaved: Sort(409, "not-saved", "The rule file was not saved"),
     JobNotFound: Sort(404, "job-not-found", "No such job"),
     NotRunning: Sort(409, "run-not-running", "The run is not running"),
     JobNotDone: Sort(409, "job-not-done", "The job has no result"),

@@ -347,6 +347,21 @@ def replace_file(path: Path, content: bytes, *, is_durable: bool = True) -> None
         raise
 
 
+def new_file(path: Path, content: bytes) -> None:
+    """Write a file whole, or not at all.
+
+    Raises:
+        FileExistsError: There is one.
+    """
+    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        replace_file(aside, content)
+        os.link(aside, path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def publish(aside: Path, path: Path) -> None:
     """Rename a finished file to its final name, and make the rename durable."""
     os.replace(aside, path)

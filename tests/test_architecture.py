@@ -217,6 +217,7 @@ PUBLIC: dict[str, set[str]] = {
         "health/health_summary",
         "policies/automatic_renames",
         "policies/findings_on_runs",
+        "policies/proposing",
         "policies/run_accounts",
         "ray_pool",
         "reports/diff",
@@ -236,6 +237,7 @@ PUBLIC: dict[str, set[str]] = {
         "runs/risk",
         "runs/run_result",
         "runs/verification",
+        "sweeps/quick_firings",
         "sweeps/sweeping",
     },
     "api": {

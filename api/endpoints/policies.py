@@ -5,28 +5,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi import Path as InPath
 from fastapi import Query as InQuery
-from pydantic import Field
+from pydantic import Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
 from ...rules.checks.finding_codes import FindingCode
-from ...rules.errors import PolicyError
+from ...rules.errors import PolicyError, PolicyProblem
 from ...rules.policy_file.policy import load_policy, shipped_policies
 from ...rules.readings.reading import Param
 from ...store.events import JsonObject
-from ..access import OpenStore, RequestedRun, find_run, policies_known, policy_named
+from ...store.run_folder import new_file, replace_file
+from ...store.store import Store
+from ..access import OpenStore, RequestedRun, RunAccess, file_stamp, find_run, policies_known, policy_named
 from ..answers import IN_EVERY_FORM, model_answer, page_answer
-from ..models import FormedQuery, FreeObject, Model, Page, RequestModel
+from ..models import FormedQuery, FreeObject, Int64, Model, Page, RequestModel
+from ..problems import InvalidRequest, NameTaken, NotSaved
 from ..workers.pool import RuleWorkers
-from ..workers.worker_requests import PolicyTrial, ScenarioTrial
+from ..workers.worker_requests import FiringsTrial, FitTrial, PolicyTrial, ProposalTrial, ScenarioTrial
 
 router = APIRouter()
+
+#: Most runs for which rule files are sorted, and most whose firings one answer has.
+MOST_FITTED: Final = 10
+MOST_AT_ONCE: Final = 200
+
+#: The rule file that is named first among equals: what it reads, most runs record.
+PREFERRED: Final = "loss_spike"
+
+#: Names of rule files to save. They are file names, so they have no slash and begin with no dot.
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
 
 
 class PolicyRow(Model):
@@ -41,6 +55,35 @@ class PolicyRow(Model):
     params: FreeObject
     error: str | None
     """Why it does not load; null if it does."""
+    could_fire: int | None = None
+    """In how many of the runs in `run` it could fire, whatever their values; null without runs."""
+
+
+class PolicyQuery(FormedQuery):
+    """Query parameters of a list of rule files."""
+
+    run: list[str] = Field(default_factory=list, max_length=MOST_FITTED)
+    """Ids of runs, or names that only one run has. The rule files that could fire in most of them come first."""
+
+
+class SavedPolicy(Model):
+    """A rule file that was saved."""
+
+    name: str
+    digest: str
+    path: str
+    """Path on the server's machine: what `Recorder(rules=...)` takes there."""
+
+
+class SavingRequest(RequestModel):
+    """A rule file to save."""
+
+    text: str = Field(max_length=200_000)
+    """Text of the rule file, YAML; or rules as sentences."""
+    params: dict[str, Param] = Field(default_factory=dict, max_length=100)
+    """Values that replace the file's own in the saved text."""
+    replace: bool = False
+    """Whether to replace a rule file of that name."""
 
 
 class PolicyDetail(PolicyRow):
@@ -73,11 +116,23 @@ class RunPolicyPage(Page):
 
 
 @router.get("/policies", summary="Rule files", response_model=PolicyPage, responses=IN_EVERY_FORM)
-def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) -> Response:
+async def list_policies(request: Request, store: OpenStore, query: Annotated[PolicyQuery, InQuery()]) -> Response:
     """Return the policies that come with steptape, and those of the folder that the server was given."""
     known = policies_known(request.app.state.policies)
-    items = [_row(name, path) for name, path in sorted(known.items())]
+    items = await run_in_threadpool(lambda: [_row(name, path) for name, path in sorted(known.items())])
+    if query.run:
+        folders = await run_in_threadpool(_folders, store, query.run)
+        files = {name: str(path) for name, path in known.items()}
+        found: dict[str, list[int]] = await _workers(request).run_trial(FitTrial(files, folders))
+        items = sorted(items, key=lambda item: _fitness(item, found.get(item.name)))
+        items = [item.model_copy(update={"could_fire": found.get(item.name, [0])[0]}) for item in items]
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
+
+
+def _fitness(item: PolicyRow, found: Sequence[int] | None) -> tuple[object, ...]:
+    """Return what sorts rule files: by the runs in which they, and each of their rules, could fire."""
+    could_fire, of_rules, rules = found or (0, 0, 1)
+    return -could_fire, item.origin == "shipped", -of_rules / max(rules, 1), item.name != PREFERRED, item.name
 
 
 @router.get("/policies/{name}", summary="One rule file with its text", response_model=PolicyDetail)
@@ -88,6 +143,52 @@ def read_policy(
     path = policy_named(name, request.app.state.policies)
     text = path.read_text(encoding="utf-8", errors="replace")
     return model_answer(request, PolicyDetail(**dict(_row(name, path)), text=text))
+
+
+@router.put("/policies/{name}", summary="Save a rule file", status_code=201)
+async def save_policy(
+    request: Request,
+    name: Annotated[str, InPath(pattern=_NAME, description="The rule file's name.")],
+    body: SavingRequest,
+) -> SavedPolicy:
+    """Check a rule file, and save it in the folder that the server was given with `--rules-folder`.
+
+    A name that is taken, also by a shipped rule file, is refused without `replace`.
+    """
+    folder: Path | None = request.app.state.policies
+    if folder is None:
+        fix = "Start it with 'steptape serve --rules-folder FOLDER'"
+        raise NotSaved("this server has no folder of rule files", got=name, fix=fix)
+    if name.endswith(".test"):
+        raise InvalidRequest("files of tests have such names", where="path.name", got=name, fix="Choose another name")
+    checked = CheckAnswer.model_validate(await _workers(request).run_trial(PolicyTrial(body.text, body.params, [])))
+    if checked.ok and checked.rule_file is None:
+        fix = "Write its params into the file"
+        raise NotSaved("the file takes the values of its params from another one", got=name, fix=fix)
+    if checked.rule_file is None or checked.digest is None:
+        raise PolicyError(PolicyProblem(name, each.line, each.column, each.message) for each in checked.problems)
+    path = folder / f"{name}.yaml"
+    content = checked.rule_file.encode()
+    await run_in_threadpool(_write, path, content, is_replaced=body.replace)
+    return SavedPolicy(name=name, digest=checked.digest, path=str(path))
+
+
+def _write(path: Path, content: bytes, *, is_replaced: bool) -> None:
+    """Write a rule file whole or not at all.
+
+    Raises:
+        NameTaken: A rule file has the name, and is not to be replaced.
+        NotSaved: The folder cannot be written to.
+    """
+    taken = NameTaken("a rule file has this name", got=path.stem, fix="Choose another name, or say 'replace'")
+    if not is_replaced and (path.stem in shipped_policies() or path.exists()):
+        raise taken
+    try:
+        replace_file(path, content) if is_replaced else new_file(path, content)
+    except FileExistsError:
+        raise taken from None
+    except OSError as error:
+        raise NotSaved(f"the folder of rule files cannot be written to ({error.strerror})", got=path.stem) from None
 
 
 @router.get("/runs/{id}/policies", summary="Rule files of a run", response_model=RunPolicyPage, responses=IN_EVERY_FORM)
@@ -164,6 +265,77 @@ class CheckAnswer(Model):
     warnings: list[RuleWarningItem]
     could_fire: CouldFire | None = None
     """Null without runs."""
+    params: FreeObject | None = None
+    """The values of its params; null if it does not load."""
+    choices: dict[str, list[Param]] = Field(default_factory=dict)
+    """The values to try that sentences have in braces, by the param that takes their place."""
+    rule_file: str | None = None
+    """The text as a rule file with these values of its params; null if it does not load."""
+    asks_for_checkpoints: bool = False
+    """Whether any rule orders a checkpoint."""
+
+
+class FiringsRequest(RequestModel):
+    """A rule file, and runs in which it may fire."""
+
+    text: str = Field(max_length=200_000)
+    """Text of the rule file, YAML; or rules as sentences."""
+    params: dict[str, Param] = Field(default_factory=dict, max_length=100)
+    """Values that replace the file's own."""
+    runs: list[str] = Field(min_length=1, max_length=MOST_AT_ONCE)
+    """Ids of runs, or names that only one run has."""
+
+
+class RunFiringSteps(Model):
+    """Where a rule file fires in one run, over the whole record: also after a stop."""
+
+    run_id: str
+    firings: int
+    first_step: int | None
+    """Null without a firing."""
+    stop_step: int | None
+    """Step of the first firing that stops the run."""
+    steps: list[int]
+    """The first 40 steps at which a rule fires."""
+    controllers: dict[str, int]
+    """Number of firings of each rule that fires."""
+    error: str
+    """Why the run cannot be read; empty if it can."""
+
+
+class FiringsAnswer(Model):
+    """Where a rule file fires, run by run."""
+
+    items: list[RunFiringSteps]
+
+
+class ProposalRequest(RequestModel):
+    """A place of a curve for which a rule is wanted."""
+
+    run: str = Field(max_length=1000)
+    """Id of the run, or a name that only one run has."""
+    metric: str = Field(max_length=1000)
+    first_step: Int64
+    last_step: Int64
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ProposalRequest:
+        if self.first_step > self.last_step:
+            raise ValueError("'first_step' is at most 'last_step'")
+        return self
+
+
+class ProposalAnswer(Model):
+    """A rule for a place of a curve."""
+
+    text: str
+    """A sentence, or a rule file where no sentence is asked at the right events."""
+    step: int
+    """The step at which it fires there."""
+    fires: int
+    """Number of firings in the whole run."""
+    why: str
+    """What is seen there."""
 
 
 class TestRequest(RequestModel):
@@ -189,8 +361,38 @@ class TestAnswer(Model):
 @router.post("/rules/check", summary="Check a rule file")
 async def check_rules(request: Request, store: OpenStore, body: CheckRequest) -> CheckAnswer:
     """Return all errors of a rule file at once or, if it loads, its likely mistakes."""
-    folders = await run_in_threadpool(lambda: [str(find_run(store, key).open().folder) for key in body.runs])
+    folders = await run_in_threadpool(_folders, store, body.runs)
     return CheckAnswer.model_validate(await _workers(request).run_trial(PolicyTrial(body.text, body.params, folders)))
+
+
+@router.post("/rules/firings", summary="Where a rule file fires")
+async def find_firings(request: Request, store: OpenStore, body: FiringsRequest) -> FiringsAnswer:
+    """Return at which steps rules fire in some runs, without scores: fast enough to follow a slider.
+
+    The same runs with other values of params need no reading again. A backtest says what the firings are worth.
+    """
+    runs = await run_in_threadpool(lambda: [_stamped(find_run(store, key)) for key in dict.fromkeys(body.runs)])
+    found = await _workers(request).run_trial(FiringsTrial(body.text, body.params, runs))
+    return FiringsAnswer.model_validate({"items": found})
+
+
+@router.post("/rules/proposals", summary="Write a rule for a place of a curve")
+async def propose_rule(request: Request, store: OpenStore, body: ProposalRequest) -> ProposalAnswer:
+    """Return a rule that fires between two steps of a run, and as far as possible nowhere else in it."""
+    (folder,) = await run_in_threadpool(_folders, store, [body.run])
+    trial = ProposalTrial(folder, body.metric, body.first_step, body.last_step)
+    return ProposalAnswer.model_validate(await _workers(request).run_trial(trial))
+
+
+def _folders(store: Store, keys: Sequence[str]) -> list[str]:
+    return [str(find_run(store, key).open().folder) for key in keys]
+
+
+def _stamped(run: RunAccess) -> tuple[str, str]:
+    """Return a run's folder, and a text that changes with its log."""
+    entry = run.entry()
+    journals = [(journal.path.name, *file_stamp(journal.path)) for journal in entry.listing.journals]
+    return str(run.open().folder), repr((entry.stamp, journals))
 
 
 @router.post("/rules/test", summary="Run the tests of a rule file")

@@ -38,7 +38,7 @@ _OPEN_FOLDER: Final = "/static/"
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 #: POST requests that change nothing: queries and rule trials.
-_QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/check|rules/test)")
+_QUESTIONS: Final = re.compile(r"/api/v1/(query|rules/(check|test|firings|proposals))")
 
 #: A request that changes nothing and may cost seconds: pages of other sites may link to it, but not load it.
 _COSTLY: Final = "/api/v1/query"

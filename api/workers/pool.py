@@ -117,19 +117,17 @@ class WorkerPool:
         start: Starts a worker.
         limits: How many there are, and how many requests wait.
         too_many: Says that too many wait.
-        is_reused: Whether a worker answers more than one request.
 
     Attributes:
         threads: Threads for the requests, so that those that wait never block others.
     """
 
-    def __init__(self, start: Callable[[], ChildProcess], limits: Limits, too_many: str, *, is_reused: bool) -> None:
+    def __init__(self, start: Callable[[], ChildProcess], limits: Limits, too_many: str) -> None:
         places = limits.query_workers + limits.queries_waiting
         self.threads = CapacityLimiter(places + 1)
         self._start = start
         self._count = limits.query_workers
         self._too_many = too_many
-        self._is_reused = is_reused
         self._is_closed = False
         self._places = threading.Semaphore(places)
         self._free: queue.LifoQueue[ChildProcess | None] = queue.LifoQueue()
@@ -150,7 +148,7 @@ class WorkerPool:
             held = held or self._start()
             yield held
         finally:
-            if held is not None and (self._is_closed or not self._is_reused):
+            if held is not None and self._is_closed:
                 held.end()
             self._free.put(held if held is not None and held.returncode is None else None)
             self._places.release()
@@ -185,7 +183,7 @@ class QueryWorkers:
     def __init__(self, store: Path, limits: Limits) -> None:
         self._store = store
         self._limits = limits
-        self._pool = WorkerPool(self._started, limits, "too many queries are waiting", is_reused=True)
+        self._pool = WorkerPool(self._started, limits, "too many queries are waiting")
         self.threads = self._pool.threads
 
     def run_sql(self, statement: str, run: str | None, *, rows: int | None = None) -> Answer:
@@ -274,7 +272,7 @@ def _ending_of(worker: ChildProcess) -> str:
 
 
 class RuleWorkers:
-    """The workers that try rules, each for one trial.
+    """The workers that try rules. They keep what they have read of runs; a late or dead one is replaced.
 
     Args:
         limits: How many run, how many wait, and what each may use.
@@ -283,7 +281,7 @@ class RuleWorkers:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         places = limits.query_workers + limits.queries_waiting
-        self._pool = WorkerPool(self._started, limits, f"{places} clients are already waiting", is_reused=False)
+        self._pool = WorkerPool(self._started, limits, f"{places} clients are already waiting")
 
     async def run_trial(self, trial: Trial) -> Any:
         """Return the answer of ``rule_worker`` to a trial.
@@ -299,19 +297,29 @@ class RuleWorkers:
     def _answer(self, trial: Trial) -> Any:
         limits = self._limits
         request = {"kind": type(trial).__name__, **trial._asdict()}
-        try:
-            with self._pool.worker() as worker:
+        with self._pool.worker() as worker:
+            try:
                 most_bytes = limits.job_result_bytes
                 return exchange(worker, request, within_s=limits.rules_s, most_bytes=most_bytes).head["answer"]
-        except TimeoutError:
-            what = f"the rules exceeded their limit of {limits.rules_s:g} s of processor time and were stopped"
-            raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
-        except BrokenFrame:
-            what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"
-            raise InvalidRequest(what, fix="Use fewer steps or rules") from None
-        except (EOFError, OSError):
-            fix = "It may have run out of memory: use fewer steps, rules or runs"
-            raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
+            except Busy:
+                worker.end()
+                raise
+            except TimeoutError:
+                worker.end()
+                what = f"the rules exceeded their limit of {limits.rules_s:g} s of processor time and were stopped"
+                raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
+            except BrokenFrame:
+                worker.end()
+                what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"
+                raise InvalidRequest(what, fix="Use fewer steps or rules") from None
+            except (EOFError, OSError):
+                worker.end()
+                fix = "It may have run out of memory: use fewer steps, rules or runs"
+                raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
+
+    def close(self) -> None:
+        """Stop all workers."""
+        self._pool.close()
 
     def _started(self) -> ChildProcess:
         return _started_for_rules("rule_worker", self._limits)
@@ -342,9 +350,8 @@ class HealthWorkers:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         # One worker, since it keeps what it has replayed.
-        self._pool = WorkerPool(
-            self._started, replace(limits, query_workers=1), "too many requests for health are waiting", is_reused=True
-        )
+        too_many = "too many requests for health are waiting"
+        self._pool = WorkerPool(self._started, replace(limits, query_workers=1), too_many)
         self._known: OrderedDict[HealthTrial, tuple[Any, float]] = OrderedDict()
 
     async def health(self, trial: HealthTrial) -> KnownHealth:

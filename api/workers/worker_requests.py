@@ -32,6 +32,30 @@ class PolicyTrial(NamedTuple):
     folders: Sequence[str]
 
 
+class FiringsTrial(NamedTuple):
+    """A rule file to replay over runs: the folder of each, and a text that changes with its log."""
+
+    text: str
+    params: Mapping[str, Param]
+    runs: Sequence[tuple[str, str]]
+
+
+class FitTrial(NamedTuple):
+    """Files of policies by name, to find in how many of the runs in ``folders`` each could fire."""
+
+    files: Mapping[str, str]
+    folders: Sequence[str]
+
+
+class ProposalTrial(NamedTuple):
+    """A place of the curve of a metric in the run in a folder, for which a rule is wanted."""
+
+    folder: str
+    metric: str
+    first_step: int
+    last_step: int
+
+
 class ScenarioTrial(NamedTuple):
     """Tests to run, with the texts of ``policies``, and the files of policies ``known`` to the server."""
 
@@ -66,4 +90,4 @@ class HealthTrial(NamedTuple):
     renames: tuple[tuple[str, str], ...] = ()
 
 
-Trial: TypeAlias = PolicyTrial | ScenarioTrial | JobTrial
+Trial: TypeAlias = PolicyTrial | FiringsTrial | FitTrial | ProposalTrial | ScenarioTrial | JobTrial

@@ -77,7 +77,7 @@ def sweep_stream(
     def read() -> EventStream:
         return stream if events is None else events()
 
-    reason = _reason_for_engine(stream, structures)
+    reason = reason_for_engine(stream, structures)
     if reason:
         policies = (variant.policy() for batch in batches for variant in batch.variants)
         results = judge_stream(policies, background, read(), objective, settings)
@@ -267,7 +267,7 @@ class _Scores:
         return self._reads[structure]
 
 
-def _reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> str:
+def reason_for_engine(stream: EventStream, structures: Sequence[Structure]) -> str:
     """Return why the event engine has to judge the whole run; empty if columns suffice."""
     if any(event.kind == "decision" for event in stream.recorded):
         return "it was recorded with live rules"

@@ -6,6 +6,7 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -331,6 +332,37 @@ def _parsed(sentences: Sequence[str], found: Choices | None, params: Mapping[str
 def parse_policy(text: str, *, source: str = "<policy>", params: Mapping[str, Param] | None = None) -> Policy:
     """Check and compile the text of a policy; see ``load_policy``. It may extend shipped rule files alone."""
     return _loaded(text, source, params or {})
+
+
+def text_with_params(text: str, params: Mapping[str, Param]) -> str:
+    r"""Return the text of a rule file with other values of its params, and nothing else changed.
+
+    >>> text_with_params("params: {a: 1, b: x}  # Kept\ncontrollers: [stop if loss > a]\n", {"a": 2.5})
+    'params: {a: 2.5, b: x}  # Kept\ncontrollers: [stop if loss > a]\n'
+
+    Raises:
+        PolicyError: It does not load.
+        TelemetryError: Its text has no place for a value, as where it takes its params from another file.
+    """
+    before = parse_policy(text).params
+    changed = {name: value for name, value in params.items() if before.get(name) != value}
+    if not changed:
+        return text
+    whole = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(whole, yaml.MappingNode)
+    own = {key.value: node for key, node in whole.value}.get("params")
+    nodes = {} if own is None else {key.value: node for key, node in own.value}
+    if missing := changed.keys() - nodes.keys():
+        fix = "Write it under 'params' of this file"
+        raise TelemetryError("the rule file takes the value of this param from another one", got=min(missing), fix=fix)
+    places = sorted(
+        ((nodes[name], value) for name, value in changed.items()), key=lambda each: each[0].start_mark.index
+    )
+    for node, value in reversed(places):
+        text = text[: node.start_mark.index] + json.dumps(value, ensure_ascii=False) + text[node.end_mark.index :]
+    if dict(parse_policy(text).params) != {**before, **changed}:
+        raise TelemetryError("the values of these params cannot be written into the text", got=", ".join(changed))
+    return text
 
 
 def _loaded(text: str, source: str, params: Mapping[str, Param], folder: Path | None = None) -> Policy:
