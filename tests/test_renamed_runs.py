@@ -153,8 +153,31 @@ def test_a_patch_returns_the_run_and_the_next_list_shows_it(run: Path) -> None:
     assert (noted["origin"], noted["name"], noted["tag"], noted["archived"]) == ("api", "best", ["a, b"], None)
 
 
+@pytest.mark.parametrize("body", [{"text": "labels were wrong"}, {"text": "labels were wrong", "tag": ["kept"]}])
+def test_a_patch_adds_a_note_in_the_same_annotation_as_its_other_changes(run: Path, body: dict[str, object]) -> None:
+    """The list of annotations shows it; what was recorded stays."""
+    before = (run / "run.json").read_bytes()
+    with served(run.parent) as client:
+        patched = client.patch("/api/v1/runs/run-1", json=body)
+        (noted,) = client.get("/api/v1/runs/run-1/annotations").json()["items"]
+
+    assert patched.json()["tags"] == ["draft", *noted["tag"]]
+    assert (noted["text"], noted["tag"], noted["first_step"]) == ("labels were wrong", body.get("tag", []), None)
+    assert (run / "run.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
-    "body", [{}, {"name": ""}, {"tag": [" "]}, {"name": "\ud800"}, {"tags": ["x"]}, {"archived": "x"}]
+    "body",
+    [
+        {},
+        {"text": ""},
+        {"text": "x" * 10_001},
+        {"name": ""},
+        {"tag": [" "]},
+        {"name": "\ud800"},
+        {"tags": ["x"]},
+        {"archived": "x"},
+    ],
 )
 def test_a_patch_that_cannot_be_is_refused_and_writes_nothing(run: Path, body: dict[str, object]) -> None:
     """It is a problem of the client."""

@@ -284,7 +284,7 @@ _Word = Annotated[str, Field(max_length=1000)]
 
 
 class RunChanges(RequestModel):
-    """Changes to a run's name, tags or archive. At least one is required."""
+    """Changes to a run's name, tags, notes or archive. At least one is required."""
 
     name: _Word | None = None
     """The run's new name."""
@@ -292,13 +292,15 @@ class RunChanges(RequestModel):
     """Tags to add."""
     untag: list[_Word] = Field(default_factory=list, max_length=100)
     """Tags to remove."""
+    text: str = Field(default="", max_length=10_000)
+    """A note about the whole run, added to its annotations."""
     archived: bool | None = None
     """Whether lists leave the run out."""
 
     @model_validator(mode="after")
     def _says_something(self) -> RunChanges:
-        if self.name is None and self.archived is None and not self.tag and not self.untag:
-            raise ValueError("a change needs 'name', 'tag', 'untag' or 'archived'")
+        if self.name is None and self.archived is None and not (self.tag or self.untag or self.text):
+            raise ValueError("a change needs 'name', 'tag', 'untag', 'text' or 'archived'")
         return self
 
 
@@ -436,13 +438,13 @@ def read_run(request: Request, run: RequestedRun) -> Response:
     return model_answer(request, run.read(_detail))
 
 
-@router.patch("/runs/{id}", summary="Rename, tag or archive a run", response_model=RunRow)
+@router.patch("/runs/{id}", summary="Rename, tag, annotate or archive a run", response_model=RunRow)
 def change_run(request: Request, run: RequestedRun, body: RunChanges) -> Response:
-    """Add a note that renames, tags or archives the run, and return the run's row. The log and `run.json` stay."""
+    """Add one annotation with all changes, and return the run's row. The log and `run.json` stay as they were."""
     said = Annotation(
         new_annotation_id(),
         time.time_ns(),
-        "",
+        body.text,
         request.state.holder.name,
         name=body.name,
         tag=tuple(body.tag),
