@@ -51,6 +51,7 @@ from .pages import files as page_files
 from .pages import login as page_login
 from .pages import run as page_run
 from .pages import runs as page_runs
+from .pages import sql as page_sql
 from .pages.layout import show_lost
 from .pages.login import Session
 from .problems import MEDIA_TYPE, STATUSES, Problem, install_handlers
@@ -72,7 +73,7 @@ _THREADS: Final = 6
 _ENDPOINTS: Final = (
     runs, health, series, run_groups, events, samples, decisions, notes, policies, query, jobs, intake,
 )  # fmt: skip
-_PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest)
+_PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest, page_sql)
 
 
 def create_app(

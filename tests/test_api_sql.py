@@ -422,6 +422,20 @@ def test_no_statement_shows_a_path_of_the_server(client: httpx.Client, folder: P
 
 
 @pytest.mark.parametrize(
+    ("sql", "place"),
+    [
+        ("SELECT step,\n  los\nFROM steps", "LINE 2:   los\n          ^^^"),
+        ("SELECT * FROM stepz", "LINE 1: SELECT * FROM stepz\n                      ^^^^^"),
+        ("SELECT nosuch(1)", "LINE 1: SELECT nosuch(1)\n               ^^^^^^^^^"),
+        ("SELECT FROM WHERE", "LINE 1: SELECT FROM WHERE\n                    ^^^^^"),
+    ],
+)
+def test_a_refusal_has_the_line_and_the_place_in_it(client: httpx.Client, sql: str, place: str) -> None:
+    """A name, a view, a function, the syntax."""
+    assert place in ask(client, sql).json()["detail"]
+
+
+@pytest.mark.parametrize(
     "sql", ["SELECT * FROM read_parquet('/elsewhere/x.parquet')", "SELECT * FROM read_text('{sealed}')"]
 )
 def test_a_refused_file_is_not_called_damaged(client: httpx.Client, folder: Path, sql: str) -> None:

@@ -32,6 +32,9 @@ VIEWS = {
     "/compare?run=guarded&run=free": f"{DRAWN} === 2",
     "/compare": "document.querySelector('.adding')",
     "/backtest?policy=guard&run=guarded": "document.querySelector('#start')",
+    "/sql": "document.querySelector('[data-view=steps]').textContent",
+    "/sql?q=SELECT step, loss, run_id FROM steps": "document.querySelector('.answer td')",
+    "/sql?q=SELECT los FROM steps": "!document.querySelector('#fault').hidden",
     "/runs/nowhere": "document.querySelector('.empty h1')",
     "/glossary": "document.querySelector('.words')",
     "/login": "document.querySelector('.login')",
@@ -56,9 +59,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
+def open_page(browser: Any, url: str, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """A function that opens a page; no script may fail. A page of an error has its status."""
-    with pages(browser, url, expected="404") as opened:
+    with pages(browser, url, expected="422" if "sql" in request.node.callspec.params["path"] else "404") as opened:
         yield opened
 
 

@@ -132,7 +132,12 @@ def _planned(connection: duckdb.DuckDBPyConnection, statement: str) -> Iterator[
     if "spiking_samples" in statement.casefold():
         connection.execute(SPIKING_SAMPLES)
     try:
-        yield _with_counterparts(connection.sql(statements[0]), statement)
+        try:
+            relation = connection.sql(statements[0])
+        except (duckdb.BinderException, duckdb.CatalogException):
+            connection.execute(statement)  # Fails as well; its error has the line and the place within it.
+            raise
+        yield _with_counterparts(relation, statement)
     except duckdb.PermissionException as error:
         _check_files(connection, str(error))
         raise

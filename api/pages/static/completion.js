@@ -36,8 +36,16 @@ async function choicesFor(token, isQuestion) {
   });
 }
 
-/** Have a text field complete questions, or lists of fields; `done` is called after a choice. */
-export function complete(field, { isQuestion = true, done = () => {} } = {}) {
+/** How questions are completed, and lists of fields. */
+const QUESTIONS = { tokenOf: (before) => tokenOf(before, true), choicesFor: (token) => choicesFor(token, true) };
+const FIELDS = { tokenOf: (before) => tokenOf(before, false), choicesFor: (token) => choicesFor(token, false) };
+
+/**
+ * Have a text field complete questions, lists of fields, or a language of its own; `done` is called after a choice.
+ *
+ * A language finds what is being typed before the cursor, null for nothing, and the choices for it.
+ */
+export function complete(field, { isQuestion = true, language = isQuestion ? QUESTIONS : FIELDS, done = () => {} } = {}) {
   const list = element("ul", { class: "completion", role: "listbox", id: `${field.id}-choices`, hidden: true });
   field.after(list);
   for (const [name, value] of Object.entries({ role: "combobox", "aria-expanded": "false", "aria-controls": list.id, "aria-autocomplete": "list" })) {
@@ -74,12 +82,12 @@ export function complete(field, { isQuestion = true, done = () => {} } = {}) {
     done();
   }
 
-  const readToken = () => tokenOf(field.value.slice(0, field.selectionStart), isQuestion);
+  const readToken = () => language.tokenOf(field.value.slice(0, field.selectionStart));
 
   const lookUp = gathered(async () => {
     const asked = field.value;
     token = readToken();
-    const found = token ? await choicesFor(token, isQuestion).catch(() => []) : [];
+    const found = token ? await language.choicesFor(token).catch(() => []) : [];
     // The reader may have typed on, or left.
     if (field.value !== asked || document.activeElement !== field) return;
     const isWhole = found.length === 1 && found[0].insert.trim() === token.text;
