@@ -167,8 +167,8 @@ def _unix_s(moment: datetime) -> float:
 def _labels(**labels: str) -> str:
     r"""Return labels with their values escaped.
 
-    >>> _labels(name='a "b"')
-    'name="a \\\\"b\\\\""'
+    >>> print(_labels(name='a "b"'))
+    name="a \"b\""
     """
     escaped = {key: text.translate(_ESCAPES).encode(errors="replace").decode() for key, text in labels.items()}
     return ",".join(f'{key}="{text}"' for key, text in escaped.items())
