@@ -1,4 +1,4 @@
-"""Trains a small transformer that six broken batches throw off, without rules and with some that steer it.
+"""Trains a small transformer that six broken batches throw off: without rules, steered by some, and healed by others.
 
 The model learns the characters of Python's own help texts. It normalises after each block, as the first transformers
 did, and its learning rate is too high for that: what the broken batches do to its weights lasts.
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..recorder.recorder import Recorder
-from ..rules.policy_file.policy import load_policy
+from ..rules.policy_file.policy import Policy, load_policy
 
 STEPS: Final = 400
 WARMUP_STEPS: Final = 50
@@ -55,11 +55,11 @@ class CharacterModel(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), after.flatten())
 
 
-def train(store: str | Path, name: str, *, is_steered: bool = False) -> Path:
+def train(store: str | Path, name: str, rules: Policy | str | None = None) -> Path:
     """Train once and record it.
 
     Args:
-        is_steered: Whether rules may change the learning rate.
+        rules: What steers it.
 
     Returns:
         The run's folder.
@@ -79,9 +79,9 @@ def train(store: str | Path, name: str, *, is_steered: bool = False) -> Path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / WARMUP_STEPS))
 
-    rules = load_policy("surogate", params={"auto_lr_reduction": True}) if is_steered else None
     with Recorder(store, name=name, rules=rules, total_steps=STEPS, quiet=True) as rec:
         rec.learning_rate(optimizer, scheduler)
+        rec.restore_points(model, optimizer)
         for step in range(1, STEPS + 1):
             rows = batch(BATCH_SIZE, random)
             if step in BROKEN:
@@ -100,11 +100,12 @@ def train(store: str | Path, name: str, *, is_steered: bool = False) -> Path:
 
 
 def main() -> None:
-    """Train the free run and the steered one."""
+    """Train the free run, the steered one and the healed one."""
     torch.set_num_threads(1)  # The model is too small for more.
     store = sys.argv[1] if len(sys.argv) > 1 else "runs"
     train(store, "free")
-    train(store, "steered", is_steered=True)
+    train(store, "steered", load_policy("surogate", params={"auto_lr_reduction": True}))
+    train(store, "healed", "recover")
 
 
 if __name__ == "__main__":
