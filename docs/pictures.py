@@ -1,7 +1,7 @@
 """Takes the screenshots of the documents anew: ``make pictures``. Needs Chromium.
 
 Trains twelve small models with different learning rates and seeds, backtests a policy over them, and photographs the
-report, a run's page and the terminal, each light and dark.
+report, a run's page and the terminal, each light and dark; and the comparison of three transformers, of which one healed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ SEEDS: Final = (0, 1, 2)
 #: The policy that the pictures show, and the run with its decisions.
 POLICY: Final = "overfitting"
 GUARDED: Final = "lr=0.1 guarded"
+
+#: The comparison of what trained through broken batches.
+HEALED: Final = "run=free&run=steered&run=healed&metric=eval_loss"
 
 #: What a terminal looks like, and the columns that it has.
 TERMINAL: Final = """
@@ -75,18 +78,28 @@ def main() -> None:
         steptape("backtest", POLICY, "--store", store, "--html", report)
         policy = Path(__file__).parents[1] / "rules" / "policies" / f"{POLICY}.yaml"
         train(store, Settings(steps=1000, save_every=0), name=GUARDED, rules=policy)
+        spiking = Path(place) / "spiking"
+        run_program("steptape.examples.spiking_transformer", spiking)
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with served(store) as url:
             for scheme in SCHEMES:
                 photograph(browser, report.as_uri(), scheme, "report", height=900)
                 photograph(browser, f"{url}/runs/{GUARDED.replace(' ', '%20')}", scheme, "run", height=900)
                 photograph_terminal(browser, f"$ steptape backtest {POLICY} --store runs\n{printed}", scheme)
+        with served(spiking) as url:
+            for scheme in SCHEMES:
+                photograph(browser, f"{url}/compare?{HEALED}", scheme, "healed", height=700)
         browser.close()
 
 
 def steptape(*arguments: object) -> str:
     """Run a command and return what it prints."""
-    command = [sys.executable, "-m", "steptape", *map(str, arguments)]
+    return run_program("steptape", *arguments)
+
+
+def run_program(module: str, *arguments: object) -> str:
+    """Run a program and return what it prints."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
