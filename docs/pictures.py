@@ -1,7 +1,7 @@
 """Takes the screenshots of the documents anew: ``make pictures``. Needs Chromium.
 
 Trains twelve small models with different learning rates and seeds, backtests a policy over them, and photographs the
-report, a run's page and the terminal, each light and dark; and the comparison of three transformers, of which one healed.
+report, a run's page and the terminal, each light and dark; and a comparison of transformers, one of which healed.
 """
 
 from __future__ import annotations
