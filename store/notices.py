@@ -28,6 +28,9 @@ _PARTS: Final = re.compile(r"[/:@?&=#,;]+")
 #: Fewest characters of a part of an address that is taken for a secret.
 _SHORTEST_SECRET: Final = 6
 
+#: Most seconds between two messages to one service. Apprise's own 5.5 s for mail outlast the end of a run.
+_MOST_BETWEEN_S: Final = 1.0
+
 _INSTALL: Final = "Run pip install 'steptape[notify]'"
 
 
@@ -104,8 +107,9 @@ class Channels:
                 why = f" ({said[0].rstrip('.')})" if said and name else ""
                 what = f"{name or f'address {number}'} is the address of no service{why}"
                 self.problems.append(f"{what}. Write it as apprise does, such as slack://TOKEN/TOKEN/TOKEN")
-            else:
-                self._services.append((name, address, service))
+                continue
+            service.request_rate_per_sec = min(service.request_rate_per_sec, _MOST_BETWEEN_S)
+            self._services.append((name, address, service))
 
     def __len__(self) -> int:
         return len(self._services)

@@ -205,6 +205,7 @@ def test_a_test_message_says_by_its_exit_status_whether_it_arrived(
     done = call("alert", tmp_path / "none", "--notify", channel.address, "--test")
 
     assert (done.returncode, channel.titles) == (expected, ["steptape: test"])
+    assert done.stdout == f"{1 - expected} of 1 message taken\n"
 
 
 def test_a_test_message_to_mail_arrives(tmp_path: Path) -> None:

@@ -63,6 +63,17 @@ def test_mail_takes_notices(tmp_path: Path) -> None:
         assert "loss = 4.5" in mail.get_body(("plain",)).get_content()
 
 
+def test_mail_takes_the_last_notices_before_the_end(tmp_path: Path) -> None:
+    """Two rules fire one after the other, and the second one stops the training."""
+    rules = ['notify "high" if loss > 3', 'notify "too high" and stop if loss > 5']
+    with mailbox() as (address, messages), Recorder(tmp_path, rules=rules, notify=address, quiet=True) as rec:
+        for loss in (4.0, 6.0):
+            rec.step(loss=loss)
+        rec.close()
+
+        assert [mail["Subject"].partition(": ")[2] for mail in messages] == ["high at step 1", "too high at step 2"]
+
+
 def test_the_environment_says_whom_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several addresses have blanks between them."""
     with hook() as one, hook() as other:

@@ -285,6 +285,7 @@ def alert(asked: AlertArguments) -> None:
         failures = channels.send(Notice("steptape: test", "Messages about runs arrive here."))
         for failure in failures:
             complain(failure)
+        say(f"{len(channels) - len(failures)} of {counted(len(channels), 'message')} taken")
         raise typer.Exit(FINDINGS if failures else 0)
     page = _page(asked.url)
     parse(asked.where or "")
