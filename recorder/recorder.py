@@ -637,7 +637,7 @@ class Recorder:
             on_device: Whether copies stay on the GPU; else they go to pinned memory of the host while it computes.
 
         Raises:
-            TelemetryError: An argument is wrong, or the model is one of DeepSpeed or FSDP1.
+            TelemetryError: An argument is wrong, or the model or optimizer is one of DeepSpeed or FSDP1.
         """
         from .operations.restore_points import RestorePoints  # torch is there only where models are.
 

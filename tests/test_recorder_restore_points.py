@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -361,14 +362,34 @@ def test_a_return_that_fails_midway_ends_the_training_without_an_exception(
     assert refused["reason"] == "RuntimeError: out of memory"
 
 
-@pytest.mark.parametrize("name", ["FullyShardedDataParallel", "DeepSpeedEngine"])
-def test_a_model_whose_parameters_are_not_its_weights_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+        ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+    ],
+)
+def test_a_model_whose_parameters_are_not_its_weights_is_refused(module: str, name: str) -> None:
     """The message says what to do."""
-    model: Any = type(name, (nn.Module,), {})()
+    model: Any = type(name, (nn.Module,), {"__module__": module})()
     model.inner = nn.Linear(2, 2)
 
     with pytest.raises(TelemetryError, match=rf"restore_points: {name} is not supported.*rollback\.to"):
         RestorePoints(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_an_optimizer_that_keeps_its_own_copies_is_refused(is_wrapped: bool) -> None:
+    """DeepSpeed's holds a plain one, which steps on parts of the weights; a framework wraps it once more."""
+    model = model_of()
+    name, where = "DeepSpeedZeroOptimizer", {"__module__": "deepspeed.runtime.zero.stage_1_and_2"}
+    optimizer: Any = type(name, (), where)()
+    optimizer.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups = optimizer.optimizer.param_groups
+    given = SimpleNamespace(optimizer=optimizer, param_groups=optimizer.param_groups) if is_wrapped else optimizer
+
+    with pytest.raises(TelemetryError, match=rf"restore_points: {name} is not supported.*rollback\.to"):
+        RestorePoints(model, given)
 
 
 @pytest.mark.parametrize(("every", "keep"), [(0, 3), (5, 0), (2.5, 3), (True, 3)])

@@ -10,6 +10,7 @@ import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("steptape")
 
-#: Modules whose parameters are not the weights, by the name of their class, and what to use in their place.
+#: Modules and optimizers whose tensors are not the weights and moments, by a part of the full name of their class, and
+#: what to use in their place.
 _REFUSED: Final[Mapping[str, str]] = {
     "FullyShardedDataParallel": "FSDP1 flattens the weights. Shard with fully_shard (FSDP2), or load a checkpoint with "
     "rollback.to",
-    "DeepSpeedEngine": "DeepSpeed keeps its own copies of the weights. Load a checkpoint with rollback.to",
+    "deepspeed.runtime.": "DeepSpeed keeps its own copies of the weights. Load a checkpoint with rollback.to",
 }
 
 
@@ -78,9 +80,10 @@ class RestorePoints:
     ) -> None:
         self._models: list[Module] = [models] if isinstance(models, torch.nn.Module) else list(models)
         several = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
-        self._optimizers = [*map(_unwrapped, several)]
+        layers = [[*_layers(optimizer)] for optimizer in several]
+        self._optimizers = [innermost for *_, innermost in layers]
         self._scaler, self.every, self._keep, self._on_device = scaler, every, keep, on_device
-        self._require_plain()
+        self._require_plain(layers)
         self._points: list[RestorePoint] = []
         self._streams: dict[torch.device, Any] = {}
         self._spare: list[RestorePoint] = []
@@ -91,19 +94,18 @@ class RestorePoints:
             if hasattr(optimizer, "register_step_pre_hook")
         ]
 
-    def _require_plain(self) -> None:
+    def _require_plain(self, optimizers: Iterable[Iterable[Any]]) -> None:
         for name in ("every", "keep"):
             value = getattr(self, name.replace("keep", "_keep"))
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise TelemetryError(f"restore_points: {name} must be a whole number from 1", got=value)
         if not self._models or not self._optimizers:
             raise TelemetryError("restore_points needs a model and an optimizer")
-        for module in (inner for model in self._models for inner in model.modules()):
-            for each in type(module).__mro__:
-                if each.__name__ in _REFUSED:
-                    raise TelemetryError(
-                        f"restore_points: {each.__name__} is not supported", fix=_REFUSED[each.__name__]
-                    )
+        modules = (inner for model in self._models for inner in model.modules())
+        for each in chain.from_iterable(type(part).__mro__ for part in chain(modules, *optimizers)):
+            name = f"{each.__module__}.{each.__name__}"
+            if fix := next((fix for part, fix in _REFUSED.items() if part in name), None):
+                raise TelemetryError(f"restore_points: {each.__name__} is not supported", fix=fix)
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
@@ -240,11 +242,12 @@ def _reshard(model: Module) -> None:
             module.reshard()  # type: ignore[operator]
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """Return the optimizer in the wrapper of a framework."""
+def _layers(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer, or the wrappers of frameworks around one, the outermost first, and then it."""
+    yield optimizer
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
-    return optimizer
+        yield optimizer
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:
