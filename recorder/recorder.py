@@ -465,17 +465,18 @@ class Recorder:
         if (seconds := self._checked_seconds("watch_system", "every_s", every_s, 15)) is not None:
             self._live.sample_system(seconds)
 
-    def watch_stalls(self, after_s: float = 60.0) -> None:
+    def watch_stalls(self, after_s: float = 48.0) -> None:
         """Record where the loop hangs, as a ``stalled`` event, once it has recorded nothing for too long.
 
         A thread of this process writes the stacks of all threads, and another event when the loop goes on. Too long is
-        the largest of ``after_s``, 20 median steps and three times the longest gap between events since this call. Call
-        it in the thread that trains, on each rank. A C call that holds Python's global lock blocks the thread, too.
+        four fifths of what makes a run stalled: the largest of ``after_s``, 16 median steps and 2.4 times the longest
+        gap between events since this call. Call it in the thread that trains, on each rank. A C call that holds
+        Python's global lock blocks the thread, too.
 
         Args:
             after_s: The shortest silence to record, in seconds, 0.1 or more. Of several calls the last one counts.
         """
-        if (seconds := self._checked_seconds("watch_stalls", "after_s", after_s, 60)) is not None:
+        if (seconds := self._checked_seconds("watch_stalls", "after_s", after_s, 48)) is not None:
             self._watch_stalls(seconds)
 
     def at(self, step: int) -> None:

@@ -25,6 +25,7 @@ from steptape.store.journal.writer import JournalWriter
 from steptape.store.run_info import Attempt, RunInfo, write_run_info
 
 SECOND = 1_000_000_000
+STEP = Event("step_end", step=1)
 
 
 @pytest.fixture
@@ -97,17 +98,17 @@ time.sleep(9999)
 @pytest.fixture
 def silent(
     store_path: Path, store_folder: Callable[..., Path], store_append: Callable[..., int]
-) -> Iterator[Callable[[float], Path]]:
+) -> Iterator[Callable[..., Path]]:
     """Write a live run whose newest event is so many seconds old; return its store."""
     writers: list[JournalWriter] = []
 
-    def write(age_s: float) -> Path:
+    def write(age_s: float, event: Event = STEP) -> Path:
         event_ns = time.time_ns() - int(age_s * SECOND)
         if not writers:
             folder = store_folder("run-1", status="running")
             write_run_info(folder, RunInfo("run-1", "run-1", (Attempt(0, "running", event_ns - SECOND),)))
             writers.append(JournalWriter(folder, run_id="run-1", attempt=0, rank=0))
-        store_append(writers[0], Event("step_end", step=1, time_ns=event_ns))
+        store_append(writers[0], event._replace(time_ns=event_ns))
         return store_path
 
     yield write
@@ -126,6 +127,18 @@ def test_a_run_that_stalls_is_told_once_for_each_silence(
             look(store, channel)
 
     assert channel.titles == ["run-1: stalled", "run-1: stalled"]
+
+
+def test_a_stall_is_told_with_the_place_that_the_watch_of_the_loop_recorded(
+    store_path: Path, silent: Callable[..., Path], channel: Hook
+) -> None:
+    """The place is no sign of life."""
+    begun(store_path, channel)
+    silent(1000)
+    store = silent(940, Event("stalled", step=1, attrs={"silent_s": 60.0, "where": "main thread in train.py:8 next"}))
+    look(store, channel)
+
+    assert "Main thread in train.py:8 next. " in channel.texts[0]
 
 
 def test_a_rule_that_acts_is_told_and_then_held_back(tmp_path: Path, channel: Hook) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import signal
@@ -21,11 +22,14 @@ from waiting import PATIENCE_S, until
 from api_serving import served
 from steptape import Ranks, Recorder, TelemetryError, open_run, verify
 from steptape.recorder.process import stall_watch
+from steptape.recorder.process.stall_watch import StallWatch
 from steptape.store.events import Event
 from steptape.store.reading.headline import headline_of
+from steptape.store.run_info import Pace
 
 #: The shortest silence.
 SOON_S = 0.1
+SECOND = 1_000_000_000
 
 #: A loop in its own process that makes five steps and then hangs in ``next_batch``, whose body a test gives.
 HUNG = """
@@ -138,6 +142,30 @@ def test_a_collection_of_garbage_during_the_look_blocks_nothing(hang: Any) -> No
     _, folder = hang(GARBAGE)
 
     assert stalled(folder)[0].attrs["where"].startswith("main thread in loop.py:")
+
+
+@pytest.mark.parametrize("step_s", [0.3, 3.6, 4.6, 7.5, 45.0])
+def test_the_place_is_recorded_before_readers_call_the_run_stalled(step_s: float) -> None:
+    """So whoever is told of the stall is told where. The watch looks once a second, whatever a step takes."""
+    now_s, steps = 0.0, 200
+    written: list[float] = []
+
+    def reached() -> tuple[int, int]:
+        done = min(int(now_s / step_s), steps)
+        return done, done
+
+    def write(_: object, __: float) -> bool:
+        written.append(now_s)
+        return True
+
+    after_s = inspect.signature(Recorder.watch_stalls).parameters["after_s"].default
+    watch = StallWatch(after_s, reached, write, lambda: True, loop=threading.current_thread(), spans=())
+    while not written:
+        now_s += 1.0
+        watch._look(1.0)
+    pace = Pace(0, int(step_s * SECOND), int(step_s * SECOND))
+
+    assert steps * step_s < written[0] < steps * step_s + pace.allowed_silence_ns / SECOND - 2
 
 
 def test_each_stall_is_recorded_once_and_again_when_the_loop_goes_on(tmp_path: Path) -> None:
