@@ -24,7 +24,7 @@ from ..store.objects.mirror_access import address_of, is_address
 from ..store.questions import parse
 from ..store.reading.catalog import Look, catalog_of
 from ..store.reading.diagnosis import is_run_folder
-from ..store.run import Run
+from ..store.run import Run, unread_run
 from ..store.store import NO_FOLDER, Store, local_folder, open_store
 from .options import RunsOptions
 from .streams import complain
@@ -170,7 +170,7 @@ def runs_chosen(keys: list[str] | None, store: str | None) -> tuple[list[Run], l
         named = [run_named(key, store) for key in keys]
         return [*{run.folder.resolve(): run for run in named}.values()], []
     entries, problems = open_store_named(store).entries()
-    return [Run.of_entry(entry) for entry in entries], problems
+    return [unread_run(entry.folder) for entry in entries], problems
 
 
 def runs_asked(options: RunsOptions) -> list[Run]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +43,7 @@ from .sql.views import ALL_DECISIONS, connect
 if TYPE_CHECKING:
     import duckdb
 
-    from .reading.summary import Entry
+    from .reading.notebook import RunPlot
 
 
 _Result = TypeVar("_Result")
@@ -73,13 +73,6 @@ class Run:
         self.folder = folder
         self.snapshot()
 
-    @classmethod
-    def of_entry(cls, entry: Entry) -> Self:
-        """Return the run of a catalog entry. Its folder is known to be a run, so nothing is read."""
-        run = cls.__new__(cls)
-        run.folder = entry.folder
-        return run
-
     def __repr__(self) -> str:
         return f"Run({address_of(self.folder)!r})"
 
@@ -87,7 +80,7 @@ class Run:
         """Pickle a run of a mirror by its address: another machine has a cache of its own."""
         mirror = mirror_at(self.folder.parent)
         if mirror is None:
-            return _unpickled, (self.folder,)
+            return unread_run, (self.folder,)
         name = self.folder.name
         return _unpickled_mirrored, (mirror.address, mirror.endpoint, name, mirror.etag(name))
 
@@ -285,6 +278,26 @@ class Run:
         source = "decisions" if attempts == "effective" else f"(SELECT * EXCLUDE (rolled_back) FROM ({ALL_DECISIONS}))"
         return self.sql(f"SELECT * FROM {source} ORDER BY attempt, rank, seq")
 
+    def plot(self, *metrics: str) -> RunPlot:
+        """Draw metrics over steps, each in a panel of its own, for a notebook or a file.
+
+        Without metrics, draws ``loss``, else the first whose name contains "loss", else the first.
+
+        Values are those of the deciding rank, without what a resume rolled back.
+
+        Raises:
+            TelemetryError: No event of the run carries one of the metrics.
+        """
+        from .reading.notebook import plot_of
+
+        return self.read(lambda snapshot: plot_of(snapshot, metrics))
+
+    def _repr_html_(self) -> str:
+        from .reading.headline import headline_of
+        from .reading.notebook import run_html
+
+        return self.read(lambda snapshot: run_html(snapshot, headline_of(snapshot, time.time_ns()).text))
+
     def sql(self, statement: str) -> pa.Table:
         """Run one read-only SQL statement over this run's views.
 
@@ -293,29 +306,30 @@ class Run:
         """
         return self.read(lambda snapshot: run_query(connect([snapshot], statement), statement))
 
-    @contextmanager
-    def connected(self, statement: str, *, memory_limit: str, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
-        """Yield a connection with those views of this run that a statement needs."""
-        with closing(connect([self.snapshot()], statement, memory_limit=memory_limit, threads=threads)) as connection:
-            yield connection
-
     def rows(self, statement: str) -> list[Row]:
         """Run the same and return each row as a dictionary."""
         return rows_of(self.sql(statement))
 
 
-def _unpickled(folder: Path) -> Run:
-    """Return a run without reading it: it may have been deleted meanwhile."""
+def unread_run(folder: Path) -> Run:
+    """Return the run in a folder that is known to be one, or was, without reading it."""
     run = Run.__new__(Run)
     run.folder = folder
     return run
+
+
+@contextmanager
+def connected(run: Run, statement: str, *, memory_limit: str, threads: int) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection with those views of a run that a statement needs."""
+    with closing(connect([run.snapshot()], statement, memory_limit=memory_limit, threads=threads)) as connection:
+        yield connection
 
 
 def _unpickled_mirrored(address: str, endpoint: str, name: str, etag: str) -> Run:
     """Return a run from this machine's own mirror of its store."""
     from .objects.mirror import mirror_for
 
-    return _unpickled(mirror_for(address, endpoint).ensure(name, etag))
+    return unread_run(mirror_for(address, endpoint).ensure(name, etag))
 
 
 def _series(snapshot: Snapshot, metric: str, kind: str | None, attempts: Attempts) -> pa.Table:

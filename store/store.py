@@ -25,7 +25,7 @@ from .questions import parse
 from .reading.catalog import Catalog, Look, Newest, catalog_of
 from .reading.snapshot import read_snapshot
 from .reading.summary import Entry, runs_table
-from .run import Run
+from .run import Run, unread_run
 from .run_folder import RUN_ID, RUN_JSON, retrying
 from .sql.statement_scope import StatementScope
 from .sql.statements import names_in, rows_of, run_query, scope_in
@@ -114,9 +114,15 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.address!r})"
 
+    def _repr_html_(self) -> str:
+        from .reading.notebook import store_html
+
+        look = self.recent()
+        return store_html(self.address, look.newest_first, len(look.problems))
+
     def __iter__(self) -> Iterator[Run]:
         """Iterate over the readable runs, oldest first."""
-        return (Run.of_entry(entry) for entry in self.entries()[0])
+        return (unread_run(entry.folder) for entry in self.entries()[0])
 
     def entries(self) -> tuple[list[Entry], list[TelemetryError]]:
         """Scan the store: all readable runs, oldest first, and the errors of those that cannot be read."""

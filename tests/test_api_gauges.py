@@ -97,7 +97,8 @@ def test_a_scrape_shows_a_run_that_stops_stepping(tmp_path: Path) -> None:
         process.stdin.flush()
         process.stdout.readline()
 
-        first = until(lambda: _settled(lambda: gauges_of(client.get("/metrics").text, "loop")))
+        until(lambda: _has_settled(lambda: gauges_of(client.get("/metrics").text, "loop")))
+        first = gauges_of(client.get("/metrics").text, "loop")
         time.sleep(0.1)
         later = gauges_of(client.get("/metrics").text, "loop")
 
@@ -106,19 +107,17 @@ def test_a_scrape_shows_a_run_that_stops_stepping(tmp_path: Path) -> None:
     assert (later["steps"], later["stalled"], later["steps_per_second"]) == (first["steps"], 1, 0)
 
 
-def _settled(look: Callable[[], dict[str, float]]) -> dict[str, float] | None:
-    """Return what two looks in a row agree on, apart from the age."""
-    before, now = look(), look()
-    return now if before["steps"] == now["steps"] else None
+def _has_settled(look: Callable[[], dict[str, float]]) -> bool:
+    """Whether two looks in a row see the same number of steps."""
+    return look()["steps"] == look()["steps"]
 
 
 def test_a_run_that_steps_is_not_stalled_and_has_its_chosen_metrics(tmp_path: Path) -> None:
     """A value that is not finite and a name with quotes are written as Prometheus reads them."""
     (tmp_path / "runs").mkdir()
     with served(tmp_path / "runs", gauges=["loss", "none"]) as client, loop(tmp_path / "runs", behind_s=0):
-        gauges = until(
-            lambda: found if "steps_per_second" in (found := parsed_names(client.get("/metrics").text)) else None
-        )
+        until(lambda: "steps_per_second" in gauges_of(client.get("/metrics").text, "loop"))
+        gauges = gauges_of(client.get("/metrics").text, "loop")
         samples = parsed(client.get("/metrics").text)
 
     assert gauges["stalled"] == 0
@@ -126,11 +125,6 @@ def test_a_run_that_steps_is_not_stalled_and_has_its_chosen_metrics(tmp_path: Pa
     assert gauges["loss"] == float("inf")
     assert "lr" not in gauges
     assert {dict(labels)["name"] for name, labels in samples if name.startswith("steptape_run_")} == {'a "b"\\'}
-
-
-def parsed_names(text: str) -> dict[str, float]:
-    """Return the gauges of the recorder's run."""
-    return gauges_of(text, "loop")
 
 
 def test_a_run_that_ended_has_no_gauge(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from steptape import backtest, open_run, open_store
 from steptape.replay.backtests.baselines import BASELINES
 from steptape.replay.backtests.judged_runs import Backtest
 from steptape.replay.reports.page import report_page
-from steptape.replay.reports.plots import CHARACTER, LINE, LabelPlacement, Scale, scale_of, tick_text
+from steptape.replay.reports.plots import CHARACTER, LINE, LabelPlacement
 from steptape.replay.reports.summary import summarize
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.history import POINTS, curves_of
@@ -27,6 +27,7 @@ from steptape.replay.runs.objective import declared_objective
 from steptape.replay.runs.run_result import Excluded
 from steptape.rules.policy_file.policy import parse_policy
 from steptape.store.events import Event
+from steptape.store.reading.svg import Scale, scale_of, tick_text
 from steptape.store.run_folder import new_run_id
 
 VOID = {"meta", "br"}

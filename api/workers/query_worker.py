@@ -23,6 +23,7 @@ from ...store.errors import PartsMissing, QueryRefused, TelemetryError
 from ...store.objects.mirror_access import leave_bucket_to_parent
 from ...store.own_process import limit_process
 from ...store.reading.catalog import Catalog
+from ...store.run import connected
 from ...store.sql.statements import QueryLimits, run_bounded
 from ...store.store import StoreViews, open_store
 from ...store.user_cache import is_mirror
@@ -74,8 +75,8 @@ def _answered(path: Path, statement: str, run: str | None, bounds: QueryLimits) 
         scans = itertools.chain([store.catalog.recent], itertools.repeat(store.catalog.look))
         result = run_bounded(lambda text: views.connection(text, next(scans)), statement, bounds)
     else:
-        connected = partial(store.run(run).connected, memory_limit=bounds.memory, threads=bounds.threads)
-        result = run_bounded(connected, statement, bounds)
+        connection = partial(connected, store.run(run), memory_limit=bounds.memory, threads=bounds.threads)
+        result = run_bounded(connection, statement, bounds)
     return {"truncated": result.truncated, "elapsed_s": result.elapsed_s}, to_arrow_stream(result.table)
 
 

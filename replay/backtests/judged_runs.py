@@ -200,6 +200,16 @@ class Backtest:
         """Digest of the policy's canonical form."""
         return self.policy.digest
 
+    def _repr_html_(self) -> str:
+        from ...store.reading.notebook import shown, table_html
+
+        stops = [(one.name, one.stop) for one in self.results if one.stop is not None]
+        rows = [(name, f"{stop.outcome.step:,}", stop.outcome.controller, stop.validity) for name, stop in stops]
+        name = self.policy.name or Path(self.policy.source).stem
+        sentence = f"{name}: stops {len(stops):,} of {counted(len(self.results), 'run', ',')}"
+        excluded = f"; {len(self.excluded):,} could not be judged" if self.excluded else ""
+        return shown([sentence + excluded, table_html(("run", "stop at step", "rule", "validity"), rows)])
+
     @property
     def objective(self) -> Objective | None:
         """The objective of every run that has one; None if they differ, or no run has one."""

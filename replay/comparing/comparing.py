@@ -27,7 +27,7 @@ import numpy.typing as npt
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError, plain
 from ...store.metric_words import Mode
-from ...store.run import Run
+from ...store.run import Run, unread_run
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..runs.event_stream import renamed_columns
@@ -106,10 +106,10 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
             got=shared[0],
             fix="Name groups without a run in common",
         )
-    ordered = [[Run.of_entry(entry) for run_id, entry in entries.items() if run_id in group] for group in ids]
+    ordered = [[unread_run(entry.folder) for run_id, entry in entries.items() if run_id in group] for group in ids]
     objective = _objective(ordered, settings)
     number = 1 + sum(
-        any(_has_metric(Run.of_entry(entries[run_id]), objective.metric, settings.renames) for run_id in group)
+        any(_has_metric(unread_run(entries[run_id].folder), objective.metric, settings.renames) for run_id in group)
         for group in tries_before(selectors[1], ids[0], [*infos.values()])
     )
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]

@@ -13,17 +13,30 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from ...store.amounts import regret_text
+from ...store.reading.svg import (
+    BOTTOM,
+    GAP,
+    LEFT,
+    PANEL,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Scale,
+    axis_labels,
+    circle,
+    height_of,
+    line,
+    panel,
+    panel_scale,
+    path,
+    scale_of,
+    svg_of,
+    text_at,
+)
 from ..runs.history import TRAINING_SERIES
 from ..runs.objective import Curve, Objective, best
 from ..runs.run_result import RunResult
 
-WIDTH: Final = 480
-_LEFT: Final = 46
-_RIGHT: Final = 12
-_PANEL: Final = 120
-_GAP: Final = 26
-_TOP: Final = 18
-_BOTTOM: Final = 34
 _SCATTER_HEIGHT: Final = 420
 #: Smallest regret, in percent, that the plot distinguishes from 0.
 _FINEST_REGRET: Final = 0.1
@@ -58,17 +71,17 @@ def run_plot(result: RunResult) -> Markup:
     last_step = max((step for curve in curves for step in curve.steps), default=0)
     if not last_step:
         return Markup()
-    across = Scale(0, last_step, _LEFT, WIDTH - _RIGHT)
-    height = _TOP + len(curves) * _PANEL + (len(curves) - 1) * _GAP + _BOTTOM
+    across = Scale(0, last_step, LEFT, WIDTH - RIGHT)
+    height = height_of(len(curves))
     parts = []
     for number, curve in enumerate(curves):
-        top = _TOP + number * (_PANEL + _GAP)
+        top = TOP + number * (PANEL + GAP)
         parts += _panel(curve, across, top, number == 0, result)
-    bottom = height - _BOTTOM
+    bottom = height - BOTTOM
     parts += _decisions(result, across, bottom)
-    parts += [_text(across.at(tick), bottom + 24, tick_text(tick), "tick middle") for tick in across.ticks()]
+    parts += axis_labels(across, height)
     title = f"{result.name}: {', '.join(curve.metric for curve in curves)} over steps"
-    return _svg(height, title, parts)
+    return svg_of(height, title, parts)
 
 
 def savings_plot(marks: Sequence[Mark], title: str = "steps cut off against regret") -> Markup:
@@ -78,35 +91,35 @@ def savings_plot(marks: Sequence[Mark], title: str = "steps cut off against regr
     log10(1 + regret / 0.1). Regret spans from hundredths to hundreds, and 0 matters most.
     """
     points = [point for mark in marks for point in ((mark.x, mark.y), mark.outside) if point is not None]
-    across = scale_of([0.0, *(x for x, _ in points)], _LEFT + 8, WIDTH - _RIGHT)
-    upwards = scale_of([-0.5, 1.0, *(_flattened(y) for _, y in points)], _SCATTER_HEIGHT - 44, _TOP)
+    across = scale_of([0.0, *(x for x, _ in points)], LEFT + 8, WIDTH - RIGHT)
+    upwards = scale_of([-0.5, 1.0, *(_flattened(y) for _, y in points)], _SCATTER_HEIGHT - 44, TOP)
     if not marks or across is None or upwards is None:
         return Markup()
     base, parts, least = upwards.begin, [], min(0.0, *(y for _, y in points))
     for tick in _REGRET_TICKS:
         if max(upwards.low, _flattened(least)) <= _flattened(tick) <= upwards.high:
             y = upwards.at(_flattened(tick))
-            parts += [_line(across.begin, y, across.end, y, "grid"), _text(_LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
-    parts += [_text(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
-    parts.append(_text((across.begin + across.end) / 2, base + 36, "steps cut off", "axis middle"))
-    parts.append(_text(2, 9, "regret", "axis"))
+            parts += [line(across.begin, y, across.end, y, "grid"), text_at(LEFT + 2, y + 4, f"{tick:g}%", "tick end")]
+    parts += [text_at(across.at(tick), base + 16, f"{tick:.4g}%", "tick middle") for tick in across.ticks()]
+    parts.append(text_at((across.begin + across.end) / 2, base + 36, "steps cut off", "axis middle"))
+    parts.append(text_at(2, 9, "regret", "axis"))
     places = [(across.at(mark.x), upwards.at(_flattened(mark.y)), mark) for mark in marks]
     drawn = [(across.at(x), upwards.at(_flattened(y))) for x, y in points]
-    labels = LabelPlacement(drawn, _LEFT + 8, WIDTH - _RIGHT, _TOP, base)
+    labels = LabelPlacement(drawn, LEFT + 8, WIDTH - RIGHT, TOP, base)
     ordered = sorted(places, key=lambda place: place[:2])
     front = [f"{x:.1f} {y:.1f}" for x, y, mark in ordered if mark.kind in ("front", "variant")]
     if len(front) > 1:
-        parts.append(_path("front", f"M{'L'.join(front)}"))
+        parts.append(path("front", f"M{'L'.join(front)}"))
     for x, y, mark in places:
         if mark.outside is not None:
             there = across.at(mark.outside[0]), upwards.at(_flattened(mark.outside[1]))
-            parts += [_line(x, y, *there, "leader"), _dot(*there, Mark(*mark.outside, mark.label, "outside"))]
+            parts += [line(x, y, *there, "leader"), _dot(*there, Mark(*mark.outside, mark.label, "outside"))]
     # The policy's label is placed first, to be next to its dot; its dot is drawn last, to be on top.
     for x, y, mark in sorted(places, key=lambda place: place[2].kind != "policy"):
         if mark.kind in ("policy", "baseline", "variant"):
             parts += _label(labels.place(x, y, mark.label), x, y, mark)
     parts += [_dot(*place) for place in sorted(places, key=lambda place: place[2].kind == "policy")]
-    return _svg(_SCATTER_HEIGHT, title, parts)
+    return svg_of(_SCATTER_HEIGHT, title, parts)
 
 
 def _flattened(percent: float) -> float:
@@ -120,29 +133,22 @@ def _drawn(curves: Iterable[Curve], objective: Objective | None) -> list[Curve]:
 
 
 def _panel(curve: Curve, across: Scale, top: float, is_first: bool, result: RunResult) -> list[Markup]:
-    upwards = scale_of(curve.values, top + _PANEL, top, may_be_log=True)
+    upwards = panel_scale(curve.values, top)
     name = curve.metric if curve.kind == "evaluate" else f"{curve.metric} (training)"
+    kind = "merit" if curve.kind == "evaluate" else "training"
+    parts = panel(name, curve.steps, curve.values, across, upwards, top, kind)
     if upwards is None:
-        return [_text(_LEFT, top - 5, f"{name}: no finite values", "axis")]
-    parts = [_line(across.begin, upwards.at(tick), across.end, upwards.at(tick), "grid") for tick in upwards.ticks()]
-    parts += [_text(_LEFT - 5, upwards.at(tick) + 4, tick_text(tick), "tick end") for tick in upwards.ticks()]
-    parts.append(_text(_LEFT, top - 5, name + (", log scale" if upwards.is_log else ""), "axis"))
-    parts.append(_polyline(curve, across, upwards))
+        return parts
     if curve.kind == "evaluate" and result.objective is not None:
         parts += _bests(result, result.objective, across, upwards)
-    parts += [
-        _path("gap", f"M{across.at(step):.1f} {top}v6", f"not finite at step {step}")
-        for step, value in zip(curve.steps, curve.values, strict=True)
-        if not math.isfinite(value)
-    ]
     stop = result.predicted.steps if result.predicted is not None and result.stop is not None else None
     if stop is not None and stop < across.high:
         x = across.at(stop)
-        parts.insert(0, _path("spared", f"M{x:.1f} {top}H{across.end:.1f}v{_PANEL}H{x:.1f}z"))
-        parts.append(_line(x, top, x, top + _PANEL, "stop"))
+        parts.insert(0, path("spared", f"M{x:.1f} {top}H{across.end:.1f}v{PANEL}H{x:.1f}z"))
+        parts.append(line(x, top, x, top + PANEL, "stop"))
         if is_first:
             side = "end" if x > WIDTH * 0.6 else "start"
-            parts.append(_text(x + (-4 if side == "end" else 4), top + 11, f"stop at {stop:,}", f"stoplabel {side}"))
+            parts.append(text_at(x + (-4 if side == "end" else 4), top + 11, f"stop at {stop:,}", f"stoplabel {side}"))
     return parts
 
 
@@ -156,7 +162,7 @@ def _bests(result: RunResult, objective: Objective, across: Scale, upwards: Scal
     if predicted is not None and predicted.best is not None and predicted.best_step is not None:
         marks.append((predicted.best_step, predicted.best, "reached", "best up to the stop"))
     return [
-        _circle(kind, across.at(step), upwards.at(value), 3.5, f"{title}: {value:.5g} at step {step}")
+        circle(kind, across.at(step), upwards.at(value), 3.5, f"{title}: {value:.5g} at step {step}")
         for step, value, kind, title in marks
         if math.isfinite(value)
     ]
@@ -169,142 +175,24 @@ def _decisions(result: RunResult, across: Scale, bottom: float) -> list[Markup]:
     for judged in result.decisions[::stride]:
         x = across.at(min(judged.outcome.step, across.high))
         title = f"step {judged.outcome.step}: {judged.outcome.controller} ({judged.validity})"
-        marks.append(_path(f"mark {judged.validity}", f"M{x:.1f} {bottom + 3}l3 7h-6z", title))
+        marks.append(path(f"mark {judged.validity}", f"M{x:.1f} {bottom + 3}l3 7h-6z", title))
     return marks
-
-
-def _polyline(curve: Curve, across: Scale, upwards: Scale) -> Markup:
-    """Draw the curve, broken at non-finite values; single points between two breaks become dots."""
-    commands, pen_down = [], False
-    for step, value in zip(curve.steps, curve.values, strict=True):
-        if not math.isfinite(value):
-            pen_down = False
-            continue
-        commands.append(f"{'L' if pen_down else 'M'}{across.at(step):.1f} {upwards.at(value):.1f}")
-        if not pen_down:
-            commands.append("h0")
-        pen_down = True
-    return _path(f"curve {'merit' if curve.kind == 'evaluate' else 'training'}", "".join(commands))
 
 
 def _dot(x: float, y: float, mark: Mark) -> Markup:
     where = ", out of sample" if mark.kind == "outside" else ""
     title = f"{mark.label}{where}: {mark.x:.1f}% cut off, regret {regret_text(mark.y / 100)}"
     if mark.kind == "baseline":
-        return _path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
-    return _circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)
+        return path("dot baseline", f"M{x:.1f} {y - 5:.1f}l5 5-5 5-5-5z", title)
+    return circle(f"dot {mark.kind}", x, y, 7 if mark.kind == "policy" else 4, title)
 
 
 def _label(placed: Placed, x: float, y: float, mark: Mark) -> list[Markup]:
     """Draw a label, and a leader line to its point if the label is far."""
-    text = _text(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
+    text = text_at(placed.x, placed.y, mark.label, f"label {mark.kind} {placed.side}")
     if not placed.is_far:
         return [text]
-    return [_line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
-
-
-# All SVG is made below. Markup escapes everything it formats and joins.
-
-
-def _svg(height: float, title: str, parts: Iterable[Markup]) -> Markup:
-    svg = Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>')
-    return svg.format(WIDTH, height, title, Markup().join(parts))
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
-    return _path(kind, f"M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}")
-
-
-def _path(kind: str, commands: str, title: str = "") -> Markup:
-    return Markup('<path class="{}" d="{}">{}</path>').format(kind, commands, _title(title))
-
-
-def _circle(kind: str, x: float, y: float, radius: float, title: str) -> Markup:
-    circle = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{}">{}</circle>')
-    return circle.format(kind, x, y, radius, _title(title))
-
-
-def _title(text: str) -> Markup:
-    return Markup("<title>{}</title>").format(text) if text else Markup()
-
-
-def _text(x: float, y: float, text: str, kind: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(kind, x, y, text)
-
-
-#: Positive values that span more than this factor are drawn on a logarithmic scale.
-_WIDE: Final = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A mapping from a range of values to a range of a drawing.
-
-    Attributes:
-        low, high: Values at the two ends.
-        begin, end: Positions of the ends, in drawing units.
-        is_log: Whether the scale is logarithmic.
-    """
-
-    low: float
-    high: float
-    begin: float
-    end: float
-    is_log: bool = False
-
-    def at(self, value: float) -> float:
-        """Return the position of a value."""
-        low, high, value = (math.log10(v) if self.is_log else v for v in (self.low, self.high, value))
-        return self.begin + (self.end - self.begin) * (value - low) / (high - low)
-
-    def ticks(self, count: int = 4) -> list[float]:
-        """Return about ``count`` round values within the range.
-
-        >>> Scale(0, 100, 0, 1).ticks()
-        [0.0, 25.0, 50.0, 75.0, 100.0]
-        """
-        if self.is_log:
-            powers = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
-            if len(powers) >= 2:
-                stride = max(1, round(len(powers) / count))
-                return [10.0**power for power in list(powers)[::stride]]
-        raw = (self.high - self.low) / count
-        magnitude = 10.0 ** math.floor(math.log10(raw))
-        step = next(factor * magnitude for factor in (1, 2, 2.5, 5, 10) if factor * magnitude >= raw * 0.999)
-        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def scale_of(values: Iterable[float], begin: float, end: float, *, may_be_log: bool = False) -> Scale | None:
-    """Return a scale that holds every finite value, with a margin; None without finite values.
-
-    Args:
-        values: The values to draw.
-        begin, end: Positions of the ends.
-        may_be_log: Whether it becomes logarithmic if positive values span more than a factor of 10.
-    """
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return None
-    low, high = min(finite), max(finite)
-    if may_be_log and low > 0 and high / low > _WIDE:
-        return Scale(low / 1.1, high * 1.1, begin, end, is_log=True)
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return Scale(low - room, high + room, begin, end)
-
-
-def tick_text(value: float) -> str:
-    """Format a value for an axis.
-
-    >>> tick_text(20000.0), tick_text(0.25), tick_text(1e-7)
-    ('20k', '0.25', '1e-07')
-    """
-    if abs(value) >= 1e9:
-        return f"{value:.3g}"
-    for size, unit in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * size or (abs(value) >= size and value % (size / 10) == 0):
-            return f"{value / size:g}{unit}"
-    return f"{value:.4g}"
+    return [line(x, y, placed.x, placed.y - 4, f"leader {mark.kind}"), text]
 
 
 #: Width of a character and height of a line, in drawing units; generous, because fonts differ.
