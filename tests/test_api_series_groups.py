@@ -67,7 +67,7 @@ def test_a_group_has_mean_deviation_and_extremes_of_its_runs_at_each_step(client
     found = items(client, run=RUNS, metric="loss", group="lr")
     values = np.array([losses(RATES[1], seed) for seed in range(SEEDS)])
 
-    assert [one["group"] for one in found] == ["optimizer.lr=0.1", "optimizer.lr=0.01"]
+    assert [one["group"] for one in found] == ["lr=0.1", "lr=0.01"]
     assert found[1]["values"] == {"optimizer.lr": 0.01}
     assert found[1]["x"] == list(range(1, STEPS + 1))
     assert found[1]["mean"] == pytest.approx(values.mean(axis=0))
@@ -102,8 +102,8 @@ def test_several_keys_make_groups_of_equal_values_of_all(client: httpx.Client) -
     """A run without a key is in a group of its own, which says so."""
     found = items(client, run=[*RUNS, "other"], metric="loss", group="seed, lr")
 
-    assert [one["group"] for one in found][:2] == ["seed=0, optimizer.lr=0.1", "seed=1, optimizer.lr=0.1"]
-    assert found[-1]["group"] == "seed=0, no optimizer.lr"
+    assert [one["group"] for one in found][:2] == ["seed=0, lr=0.1", "seed=1, lr=0.1"]
+    assert found[-1]["group"] == "seed=0, no lr"
     assert (found[-1]["kind"], found[-1]["x"], found[-1]["n_runs"]) == (None, [], 1)
 
 
@@ -164,7 +164,7 @@ def test_runs_are_found_by_a_question(client: httpx.Client) -> None:
     """It is that of the list of runs."""
     found = items(client, where="lr=0.01", metric="loss", group="lr")
 
-    assert [(one["group"], one["n_runs"]) for one in found] == [("optimizer.lr=0.01", SEEDS)]
+    assert [(one["group"], one["n_runs"]) for one in found] == [("lr=0.01", SEEDS)]
 
 
 def test_a_table_of_groups_has_a_row_for_each_place(client: httpx.Client) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
@@ -20,7 +21,6 @@ from ...store.event_json import encoded
 from ...store.questions import LONGEST, parse, parse_fields
 from ...store.reading.plot_data import AxisCourse, course_of, course_statistics, robust_range
 from ...store.reading.snapshot import Snapshot
-from ...store.run_fields import Field as RunsField
 from ...store.run_fields import bound_field, texts_of
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, check_freshness, find_run
@@ -118,9 +118,13 @@ def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> l
     named = itertools.chain.from_iterable(parse_fields(key, source="group") for key in keys)
     fields = list(dict.fromkeys(bound_field(field, look, "group") for field in named))
     entries = [run.entry() for run in runs]
+    ends = Counter(field.name.rpartition(".")[2] for field in fields)
+    words = [
+        end if end and ends[end] == 1 else field.name for field in fields for end in [field.name.rpartition(".")[2]]
+    ]
     found: dict[str, ComparedGroup] = {}
     for run, values in zip(runs, zip(*(field.values(entries) for field in fields), strict=True), strict=True):
-        name = ", ".join(_in_words(field, value) for field, value in zip(fields, values, strict=True))
+        name = ", ".join(_in_words(word, value) for word, value in zip(words, values, strict=True))
         group = ComparedGroup(
             name, {field.name: encoded(value) for field, value in zip(fields, values, strict=True)}, []
         )
@@ -128,8 +132,8 @@ def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> l
     return list(found.values())
 
 
-def _in_words(field: RunsField, value: Any) -> str:
-    return f"no {field.name}" if value is None else f"{field.name}={', '.join(texts_of(value))}"
+def _in_words(name: str, value: Any) -> str:
+    return f"no {name}" if value is None else f"{name}={', '.join(texts_of(value))}"
 
 
 class RunsSeriesQuery(SeriesQuery, ChosenRuns):

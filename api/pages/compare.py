@@ -15,6 +15,7 @@ from ...store.event_json import encoded
 from ...store.questions import parse
 from ...store.reading.snapshot import Snapshot
 from ...store.reading.summary import RunSummary, leading_metric, summarize
+from ...store.run_fields import Field
 from ...store.run_info import flattened
 from ...store.store import Store
 from ..access import OpenStore, find_run
@@ -34,13 +35,16 @@ def compare_runs(
     request: Request,
     store: OpenStore,
     keys: Annotated[list[str] | None, InQuery(alias="run", max_length=MOST)] = None,
-    where: Annotated[str, InQuery(max_length=2000)] = "",
+    where: Annotated[str | None, InQuery(max_length=2000)] = None,
     metric: Annotated[str | None, InQuery(max_length=1000)] = None,
 ) -> Response:
-    """Return the page: chosen runs, or those that a question admits, with their curves, values and configurations."""
+    """Return the page: chosen runs, or those that a question admits, with their curves, values and configurations.
+
+    A blank question admits all.
+    """
     look = store.recent()
     refusal, found = "", []
-    if where.strip():
+    if where is not None:
         try:
             found = parse(where).bound(look).admitted(look.newest_first)
         except QuestionRefused as error:
@@ -70,12 +74,21 @@ def compare_runs(
         metrics=metrics,
         metric=metric if metric in metrics else leading_metric(metrics),
         differences=differences,
+        group_keys=group_keys(runs, differences),
         numbers={key for key, values in differences.items() if all(map(_is_number, values))},
-        where=where,
+        where=where or "",
+        is_asked=where is not None,
         refusal=refusal,
         left_out=max(0, len(chosen_keys) - MOST),
         data={"runs": data, "metrics": metrics, "leading": leading_metric(metrics)},
     )
+
+
+def group_keys(runs: Sequence[RunSummary], differences: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """Return the fields by which runs may be grouped, each with its label: those with fewer values than runs first."""
+    keys = sorted(differences, key=lambda key: len({json.dumps(value) for value in differences[key]}) == len(runs))
+    own = {"group": "group of the run"} if len({run.group for run in runs}) > 1 else {}
+    return {**{str(Field("config", key)): key for key in keys}, **own}
 
 
 def _is_number(value: object) -> bool:

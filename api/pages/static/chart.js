@@ -126,10 +126,13 @@ export function curveOf(item, style = {}) {
   return { key: `${item.run_id} ${item.metric} ${item.kind}`, name: item.metric, ...style, item, xs: item.x, ys: item.value.map(toNumber), steps: item.step, smoothed };
 }
 
+/** A value of a curve in words: what the curve says of it, else the number. */
+const wordsOf = (curve, index, value) => curve.said?.(index) ?? shown(value);
+
 /** The least and the greatest of what a curve shows between two places, outliers left out; null without a value. */
 function endsOf(curve, [from, to], isLog, isWhole) {
   const shows = (value, index) => curve.xs[index] >= from && curve.xs[index] <= to && Number.isFinite(value) && !(isLog && value <= 0);
-  const values = curve.ys.filter(shows);
+  const values = [curve.ys, ...(curve.band ?? [])].flatMap((line) => line.filter(shows));
   if (!values.length) return null;
   const [low, high] = extremesOf(values);
   const robust = curve.item.range;
@@ -465,7 +468,7 @@ class Chart {
     const isAlone = this.view.curves.length === 1;
     const rows = near.slice(0, NAMED).map(({ curve, value, index }) => {
       const raw = curve.smoothed ? ` (${shown(curve.ys[index])})` : "";
-      return element("li", {}, swatchOf(curve), isAlone ? null : element("span", {}, curve.name), element("b", {}, shown(value) + raw));
+      return element("li", {}, swatchOf(curve), isAlone ? null : element("span", {}, curve.name), element("b", {}, wordsOf(curve, index, value) + raw));
     });
     const others = near.length > NAMED ? [element("li", { class: "faint" }, `${shown(near.length - NAMED)} more`)] : [];
     const texts = marks.slice(0, MARKED).map((mark) => element("p", {}, mark.text));
@@ -519,7 +522,7 @@ class Chart {
     pointed = this;
     const top = Number.isFinite(value) ? this.plot.valToPos(value / this.unit, "y") : 0;
     this.plot.setCursor({ left: this.plot.valToPos(curve.xs[index], "x"), top });
-    const values = this.nearest(this.plot.cursor.left, top).slice(0, NAMED).map((one) => `${one.curve.name} ${shown(one.value)}`);
+    const values = this.nearest(this.plot.cursor.left, top).slice(0, NAMED).map((one) => `${one.curve.name} ${wordsOf(one.curve, one.index, one.value)}`);
     this.said.textContent = `${placeText(this.view, curve.xs[index], curve.steps[index])}: ${Number.isFinite(value) ? values.join(", ") : `${curve.name} ${value}`}`;
   }
 
@@ -584,10 +587,14 @@ class Chart {
   /** The values that are drawn, a row each. */
   csvFile() {
     const quoted = (text) => (/[",\n]/.test(text) ? `"${String(text).replaceAll('"', '""')}"` : text);
-    const head = ["run_id", "metric", "kind", "step", ...(this.view.axis === "step" ? [] : [this.view.axis]), "value"];
-    const lines = this.view.curves.flatMap(({ item }) =>
-      item.step.map((step, index) => [item.run_id, item.metric, item.kind, step, ...(this.view.axis === "step" ? [] : [item.x[index]]), item.value[index]].map(quoted).join(",")),
-    );
+    const { axis, curves } = this.view;
+    const groups = curves.filter(({ item }) => item.group !== undefined);
+    const ofGroups = ["mean", "deviation", "count", "n_runs", "least", "greatest"];
+    const head = groups.length ? ["group", "metric", "kind", axis, ...ofGroups] : ["run_id", "metric", "kind", "step", ...(axis === "step" ? [] : [axis]), "value"];
+    const cellsOf = ({ item }, index) => groups.length
+      ? [item.group, item.metric, item.kind, item.x[index], ...ofGroups.map((name) => (Array.isArray(item[name]) ? item[name][index] : item[name]))]
+      : [item.run_id, item.metric, item.kind, item.step[index], ...(axis === "step" ? [] : [item.x[index]]), item.value[index]];
+    const lines = (groups.length ? groups : curves).flatMap((curve) => curve.xs.map((_, index) => cellsOf(curve, index).map((cell) => quoted(cell ?? "")).join(",")));
     return new Blob([`${[head.join(","), ...lines].join("\n")}\n`], { type: "text/csv" });
   }
 
@@ -595,10 +602,10 @@ class Chart {
   values() {
     const rows = this.view.curves.slice(0, ROWS).flatMap((curve) => {
       const every = Math.max(1, Math.ceil((curve.xs.length * Math.min(this.view.curves.length, ROWS)) / ROWS));
-      return curve.steps.map((step, index) => [curve, step, index]).filter(([, , index]) => index % every === 0 || index === curve.xs.length - 1);
+      return curve.xs.map((x, index) => [curve, curve.steps[index] ?? x, index]).filter(([, , index]) => index % every === 0 || index === curve.xs.length - 1);
     });
-    const body = rows.map(([curve, step, index]) => element("tr", {}, element("td", { class: "left" }, curve.name), element("td", {}, shown(step)), element("td", {}, shown(curve.ys[index]))));
-    const head = element("tr", {}, element("th", { class: "left" }, "curve"), element("th", {}, "step"), element("th", {}, "value"));
+    const body = rows.map(([curve, step, index]) => element("tr", {}, element("td", { class: "left" }, curve.name), element("td", {}, shown(step)), element("td", {}, wordsOf(curve, index, curve.ys[index]))));
+    const head = element("tr", {}, element("th", { class: "left" }, "curve"), element("th", {}, rows.every(([curve]) => curve.steps.length) ? "step" : this.view.axis), element("th", {}, "value"));
     return element("div", { class: "scroll tall", tabindex: "0" }, element("table", {}, element("caption", { class: "hidden" }, `Values of ${this.title}`), element("thead", {}, head), element("tbody", {}, body)));
   }
 

@@ -2,17 +2,16 @@
 import { GESTURES, curveOf, distinct, gapsOf, outsideButton, tellIfMissing } from "./chart.js";
 import { PALETTE, TOLD_APART, stylesOf, swatchOf } from "./colours.js";
 import { showControls, takeControls } from "./controls.js";
-import { address, ask, element, pageData, shown, toNumber } from "./dom.js";
+import { address, ask, counted, element, pageData, shown, toNumber } from "./dom.js";
 import { chartOf, layOut, onSeen, plots, visible } from "./panels.js";
 import { onChange, problems, read as readState, write } from "./state.js";
 
 const { runs, metrics, leading } = pageData();
 const by = (id) => document.getElementById(id);
-const styles = stylesOf(runs.map((run) => run.id));
 const byId = new Map(runs.map((run) => [run.id, run]));
 
-/** Points of each curve, fewer beyond fifty runs, so that the page stays light. */
-const POINTS = Math.max(40, Math.min(800, Math.floor(40000 / Math.max(1, runs.length))));
+/** Points of each of so many curves, fewer beyond fifty, so that the page stays light. */
+const pointsOf = (curves) => Math.max(40, Math.min(800, Math.floor(40000 / Math.max(1, curves))));
 
 /** The fewest points that the API returns: they hold the last value and both extremes. */
 const FEWEST = 4;
@@ -24,8 +23,19 @@ const AGAIN = 5000;
 /** How the runs are looked at: what the address says, else this. `sort` is a column of the table, from its greatest value with a minus. */
 let state = readState({
   run: [], where: "", metric: leading ?? "", axis: "step", x: "", smooth: 0, log: false, logx: false, search: "", pin: [], hide: [],
-  from: null, to: null, size: "medium", order: "recorded", sort: "",
+  from: null, to: null, size: "medium", order: "recorded", sort: "", group: [], members: false, baseline: "",
 });
+
+/** What the curves are of: the runs, or groups of them. Each has an id, a name, and the ids of its runs. */
+const ofRuns = runs.map(({ id, name }) => ({ id, name, runs: [id], label: name }));
+let subjects = ofRuns;
+let styles = stylesOf(runs.map((run) => run.id));
+
+/** The fields by which `subjects` are grouped, as JSON: those of the state once the server has answered. */
+let groupedBy = "[]";
+
+const isGrouped = () => groupedBy !== "[]";
+const baseline = () => (state.baseline ? subjects.find((one) => one.runs.some((id) => id === state.baseline || byId.get(id).name === state.baseline)) : undefined);
 
 const panels = metrics.map((metric) => ({ key: `metric ${metric}`, title: metric, isFamily: false, word: "", members: [{ metric }] }));
 const isShown = (id) => !state.hide.includes(id);
@@ -39,18 +49,41 @@ const asked = (more) => ({ run: runs.map((run) => run.id), axis: state.axis, x: 
 
 const seriesOf = async (metric, more) => (await ask(address("/api/v1/series", asked({ metric, ...more })))).items;
 
+/** Have the server group the runs, if it has not yet. */
+async function group() {
+  const fields = JSON.stringify(state.group);
+  if (fields === groupedBy) return;
+  const items = state.group.length ? await seriesOf(state.metric, { group: state.group, points: FEWEST, axis: "step", x: null }) : [];
+  if (fields !== JSON.stringify(state.group)) return;
+  const found = new Map(items.map((item) => [item.group, item]));
+  subjects = state.group.length ? [...found.values()].map((item) => ({ id: item.group, name: item.group, runs: item.runs, label: `${item.group} · ${counted(item.n_runs, "run")}` })) : ofRuns;
+  styles = stylesOf(subjects.map((one) => one.id));
+  groupedBy = fields;
+  by("names").replaceChildren();
+  showLegend();
+  showBaseline();
+}
+
+/** The mean of a group as a series. */
+const meanOf = (item) => ({ ...item, run_id: item.group, value: item.mean, step: item.axis === "step" ? item.x : [] });
+
 /** Read the series of these panels and draw them. An answer that comes after that of a newer request is dropped. */
 async function read(wanted) {
   const request = ++requests;
-  const more = { points: POINTS, smooth: state.smooth || null, from: state.from, to: state.to };
-  await Promise.all([...wanted.map(async (plot) => {
-    const items = await seriesOf(plot.metric, more);
+  const more = { smooth: state.smooth || null, from: state.from, to: state.to, baseline: state.baseline };
+  await group().then(() => Promise.all([...wanted.map(async (plot) => {
+    const [items, members] = await Promise.all([
+      seriesOf(plot.metric, { ...more, group: state.group, points: pointsOf(subjects.length) }),
+      isGrouped() && state.members ? seriesOf(plot.metric, { ...more, baseline: null, points: pointsOf(runs.length) }) : [],
+    ]);
     if (plot.answered >= request) return;
     plot.answered = request;
-    plot.items = distinct(items.filter((item) => item.step.length));
+    plot.items = distinct((isGrouped() ? items.map(meanOf) : items).filter((item) => item.x.length));
+    plot.members = distinct(members.filter((item) => item.x.length));
+    plot.groupedBy = groupedBy;
     plot.isRead = true;
     show(plot);
-  }), readValues(request)]).then(() => say(""), (error) => {
+  }), readValues(request)])).then(() => say(""), (error) => {
     const isLost = error.status === undefined;
     say(isLost ? "The server does not answer. What is shown is what it said last." : error.message);
     if (isLost) waiting ??= setTimeout(() => ((waiting = null), read(visible())), AGAIN);
@@ -58,19 +91,56 @@ async function read(wanted) {
 }
 
 function show(plot) {
+  if (plot.groupedBy !== groupedBy) return; // It is read anew.
   const shownItems = plot.items.filter((item) => isShown(item.run_id));
   const kinds = Map.groupBy(plot.items, (item) => item.run_id);
-  const nameOf = (item) => byId.get(item.run_id).name + (kinds.get(item.run_id).length > 1 ? ` (${item.kind})` : "");
-  const curves = shownItems.map((item) => curveOf(sorted(item), { name: nameOf(item), ...styles.get(item.run_id), isPlain: item.x.length > 60 }));
-  const lacking = runs.filter((run) => !kinds.has(run.id));
+  const nameOf = (item) => subjects.find((one) => one.id === item.run_id).name + (kinds.get(item.run_id).length > 1 ? ` (${item.kind})` : "");
+  const curves = shownItems.map((item) => {
+    const style = { name: nameOf(item), ...styles.get(item.run_id), isPlain: item.x.length > 60 };
+    return curveOf(sorted(item), isGrouped() ? { ...style, ...spreadOf(item) } : style);
+  });
+  const lacking = subjects.filter((one) => !kinds.has(one.id));
+  const base = baseline();
   const said = () => [
-    ...(lacking.length ? [element("span", { title: lacking.map((run) => run.name).join(", ") }, lacking.length <= 3 ? `no values: ${lacking.map((run) => run.name).join(", ")}` : `${shown(lacking.length)} of ${shown(runs.length)} runs have no values`)] : []),
+    ...(base ? [element("span", {}, `difference to ${base.name}`)] : []),
+    ...(lacking.length ? [element("span", { title: lacking.map((one) => one.name).join(", ") }, lacking.length <= 3 ? `no values: ${lacking.map((one) => one.name).join(", ")}` : `${shown(lacking.length)} of ${counted(subjects.length, isGrouped() ? "group" : "run")} have no values`)] : []),
   ];
   plot.legend = null; // One legend serves all panels.
   const onDrawn = (view) => plot.note.replaceChildren(...said(), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
   const { axis, x, log, logx, from, to } = state;
+  const marks = shownItems.flatMap((item) => (isGrouped() ? fewerAt(item) : lostAt(item, nameOf(item))));
   chartOf(plot, { onZoom: (low, high) => write({ from: low, to: high }) }).draw({
-    curves, axis, xName: x, marks: shownItems.flatMap((item) => lostAt(item, nameOf(item))), isLog: log, isLogX: logx, zoom: [from, to], isWhole: plot.isWhole, onDrawn,
+    curves: [...membersOf(plot), ...curves], axis, xName: x, marks, isLog: log && !base, isLogX: logx, zoom: [from, to], isWhole: plot.isWhole, onDrawn,
+  });
+}
+
+/** The band of a group's curve, from one deviation below the mean to one above, and what its label says. */
+function spreadOf(item) {
+  const [mean, deviation] = [item.mean.map(toNumber), item.deviation.map(toNumber)];
+  const ends = (sign) => mean.map((value, index) => value + sign * deviation[index]);
+  const of = (index) => (item.count[index] < item.n_runs ? `${item.count[index]} of ${item.n_runs}` : item.count[index]);
+  return {
+    band: [ends(-1), ends(1)],
+    width: 2,
+    said: (index) => `${shown(mean[index])}${Number.isFinite(deviation[index]) ? ` ± ${shown(Number(deviation[index].toPrecision(2)))}` : ""}, n ${of(index)}`,
+  };
+}
+
+/** The runs of the groups, faint, in the colours of their groups. */
+function membersOf(plot) {
+  if (!isGrouped() || !state.members || baseline()) return [];
+  return plot.members.flatMap((item) => {
+    const own = subjects.find((one) => one.runs.includes(item.run_id));
+    return own && isShown(own.id) ? [curveOf(item, { name: byId.get(item.run_id).name, ...styles.get(own.id), opacity: 0.3, width: 1, isPlain: true })] : [];
+  });
+}
+
+/** Places from which on fewer runs of a group have a value, as marks in its colour. */
+function fewerAt(item) {
+  const { count, n_runs: runs, group } = item;
+  return item.x.flatMap((x, index) => {
+    if (!index || count[index] >= count[index - 1]) return [];
+    return [{ kind: "fewer", x, ...styles.get(group), text: `${group}: ${count[index]} of ${counted(runs, "run")} from here on` }];
   });
 }
 
@@ -93,10 +163,16 @@ function widen(plot) {
   show(plot);
 }
 
-/** What a legend of many runs must say of itself. */
-const REPEATED = runs.length > TOLD_APART ? "colours repeat: point at a curve for its run" : runs.length > PALETTE.length ? "runs of one colour differ in their dashes" : "";
+/** What a legend must say of itself. */
+function aboutLegend() {
+  const what = isGrouped() ? "group" : "run";
+  const repeated = subjects.length > TOLD_APART ? `colours repeat: point at a curve for its ${what}` : subjects.length > PALETTE.length ? `${what}s of one colour differ in their dashes` : "";
+  const lines = isGrouped() ? `lines: means of each group${state.smooth ? "'s smoothed runs" : ""}; bands: one sample deviation to each side; squares: fewer runs from there on` : "";
+  const base = baseline();
+  return [base && `differences to ${base.label} at the same place`, lines, repeated].filter(Boolean);
+}
 
-const say = (text) => (by("legend").textContent = text || [REPEATED, globalThis.uPlot && GESTURES].filter(Boolean).join("   "));
+const say = (text) => (by("legend").textContent = text || [...aboutLegend(), globalThis.uPlot && GESTURES].filter(Boolean).join("   "));
 
 const redraw = () => visible().filter((plot) => plot.isRead).forEach(show);
 
@@ -106,21 +182,21 @@ function showPanels() {
 
 // ---- Legend -------------------------------------------------------------------------------------------------------
 
-/** A button for each run: a click hides or shows it, a double click or one with Shift isolates it. */
+/** A button for each run or group: a click hides or shows it, a double click or one with Shift isolates it. */
 function showLegend() {
   const press = (event, id) => {
-    const others = runs.map((run) => run.id).filter((one) => one !== id);
+    const others = subjects.map((one) => one.id).filter((one) => one !== id);
     const isAlone = isShown(id) && !others.some(isShown);
     if (event.shiftKey || event.detail === 2) write({ hide: isAlone ? [] : others });
     else write({ hide: isShown(id) ? [...state.hide, id] : state.hide.filter((one) => one !== id) });
   };
   if (!by("names").childElementCount) {
     const all = element("button", { type: "button", class: "quiet", id: "all", onclick: () => write({ hide: [] }) }, "Show all");
-    by("names").append(...runs.map(({ id, name }) => {
+    by("names").append(...subjects.map(({ id, label }) => {
       return element("button", {
         type: "button", class: "quiet", "data-run": id, title: "Click: hide or show. Double click, or Shift and click: this one alone",
         onclick: (event) => press(event, id), onpointerenter: () => embolden(id), onpointerleave: () => embolden(null),
-      }, swatchOf(styles.get(id)), name);
+      }, swatchOf(styles.get(id)), label);
     }), all);
   }
   for (const button of by("names").querySelectorAll("[data-run]")) button.setAttribute("aria-pressed", String(isShown(button.dataset.run)));
@@ -132,11 +208,60 @@ function embolden(id) {
   for (const { chart } of visible()) chart?.embolden(chart.view?.curves.find((curve) => curve.item.run_id === id) ?? null);
 }
 
+// ---- Groups and baseline ------------------------------------------------------------------------------------------
+
+/** The fields in the menu: those that the server offers, and others of the address. */
+function showGrouping() {
+  const list = by("grouping").querySelector("div");
+  const boxes = () => [...list.querySelectorAll("input")];
+  for (const field of state.group) {
+    if (!boxes().some((box) => box.value === field)) list.append(element("label", {}, element("input", { type: "checkbox", name: "group-key", value: field }), ` ${field}`));
+  }
+  for (const box of boxes()) box.checked = state.group.includes(box.value);
+  by("grouped").textContent = state.group.map((field) => field.replace(/^config\./, "")).join(", ") || "nothing";
+  by("with-members").hidden = !state.group.length || Boolean(state.baseline);
+}
+
+/** The runs or groups to choose from, a group by its first run. */
+function showBaseline() {
+  const chosen = baseline()?.runs[0] ?? "";
+  by("baseline").replaceChildren(element("option", { value: "" }, "none"), ...subjects.map((one) => element("option", { value: one.runs[0] }, one.name)));
+  by("baseline").value = chosen;
+  by("log").disabled = Boolean(state.baseline);
+}
+
+function takeGrouping() {
+  by("grouping").addEventListener("change", () => {
+    write({ group: [...by("grouping").querySelectorAll("input:checked")].map((box) => box.value), hide: [], baseline: "" });
+  });
+  by("baseline").addEventListener("change", () => write({ baseline: by("baseline").value }));
+}
+
 // ---- Table --------------------------------------------------------------------------------------------------------
 
 /** Last, least and greatest value of each run: of the whole run, and of the part in view. */
 const values = { whole: new Map(), view: new Map() };
 const COLUMNS = ["last", "least", "greatest"];
+
+/** Mean and sample deviation of the finite ones of some values, and their number; null without any. */
+function statisticsOf(all) {
+  const found = all.filter(Number.isFinite);
+  if (!found.length) return null;
+  const mean = found.reduce((sum, value) => sum + value / found.length, 0);
+  const deviation = found.length > 1 ? Math.sqrt(found.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (found.length - 1)) : null;
+  return { mean, deviation, n: found.length };
+}
+
+/** Statistics of a value over the runs of a group. */
+const overRuns = ({ runs: ids }, part, name) => statisticsOf(ids.map((id) => values[part].get(id)?.[name] ?? NaN));
+
+/** How much the last value of a run or group is above that of the baseline, also relative to it. */
+function differenceOf(last) {
+  const base = baseline();
+  const from = base && overRuns(base, "whole", "last")?.mean;
+  if (!Number.isFinite(from) || !Number.isFinite(last)) return {};
+  return { difference: last - from, relative: from === 0 ? undefined : (100 * (last - from)) / Math.abs(from) };
+}
 
 async function readValues(request) {
   const isZoomed = state.from !== null;
@@ -157,7 +282,7 @@ function sums(items) {
     const all = item.value.map(toNumber);
     const finite = all.filter(Number.isFinite);
     const [least, greatest] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [null, null];
-    found.set(item.run_id, { n: item.n_raw, last: all.at(-1), least, greatest });
+    found.set(item.run_id, { n: item.n_raw, last: all.at(-1), at: item.step.at(-1), least, greatest });
   }
   return found;
 }
@@ -165,7 +290,7 @@ function sums(items) {
 /** What a run has in a column, to be sorted by. */
 function cellOf(run, column) {
   const [group, name] = [column.slice(0, column.indexOf(".")), column.slice(column.indexOf(".") + 1)];
-  return { config: () => run.config[name], whole: () => values.whole.get(run.id)?.[name], view: () => values.view.get(run.id)?.[name], run: () => run[name] }[group]?.();
+  return { config: () => run.config[name], whole: () => values.whole.get(run.id)?.[name], view: () => values.view.get(run.id)?.[name], base: () => differenceOf(values.whole.get(run.id)?.last)[name], run: () => run[name] }[group]?.();
 }
 
 /** Numbers by size, then texts; what is missing or NaN comes last in both directions. */
@@ -183,15 +308,18 @@ function ordered(column, isDown) {
 
 function showTable() {
   const table = by("table");
-  const isZoomed = state.from !== null;
+  const [isZoomed, base] = [state.from !== null, baseline()];
   for (const cell of table.querySelectorAll("[data-view]")) cell.hidden = !isZoomed;
+  for (const cell of table.querySelectorAll("[data-base]")) cell.hidden = !base;
   for (const run of runs) {
     const row = table.querySelector(`tr[data-run="${CSS.escape(run.id)}"]`);
+    const own = values.whole.get(run.id);
     row.classList.toggle("off", !isShown(run.id));
     for (const name of COLUMNS) {
-      row.querySelector(`.${name}`).textContent = text(values.whole.get(run.id)?.[name]);
+      row.querySelector(`.${name}`).textContent = text(own?.[name]);
       row.querySelector(`.${name}-in-view`).textContent = text(values.view.get(run.id)?.[name]);
     }
+    showDifference(row, differenceOf(own?.last), base, [own?.at]);
   }
   const isDown = state.sort.startsWith("-");
   const column = isDown ? state.sort.slice(1) : state.sort;
@@ -201,26 +329,84 @@ function showTable() {
     else heading.removeAttribute("aria-sort");
   }
   const rows = new Map([...table.querySelectorAll("tr[data-run]")].map((row) => [row.dataset.run, row]));
-  table.tBodies[0].append(...(column ? ordered(column, isDown) : runs).map((run) => rows.get(run.id)));
+  const inOrder = column ? ordered(column, isDown) : runs;
+  table.querySelectorAll("tr[data-group]").forEach((row) => row.remove());
+  const grouped = isGrouped() ? groupsInOrder(inOrder).flatMap((one) => [groupRow(one, base), ...inOrder.filter((run) => one.runs.includes(run.id)).map((run) => rows.get(run.id))]) : [];
+  table.tBodies[0].append(...(grouped.length ? grouped : inOrder.map((run) => rows.get(run.id))));
+}
+
+/** The groups in the order of their first runs. */
+const groupsInOrder = (inOrder) => [...new Set(inOrder.map((run) => subjects.find((one) => one.runs.includes(run.id))))].filter(Boolean);
+
+/** A row of means and deviations over the runs of a group. */
+function groupRow(one, base) {
+  const row = by("table").querySelector("tr[data-run]").cloneNode(true);
+  delete row.dataset.run;
+  Object.assign(row.dataset, { group: one.id });
+  row.className = `grouped${isShown(one.id) ? "" : " off"}`;
+  const headings = [...by("table").querySelectorAll("thead th")];
+  const members = one.runs.map((id) => byId.get(id));
+  [...row.children].forEach((cell, index) => cell.replaceChildren(sharedBy(members, headings[index].dataset.column ?? "")));
+  row.querySelector(".name").append(swatchOf(styles.get(one.id)), element("b", {}, one.name), element("span", { class: "faint" }, ` ${counted(one.runs.length, "run")}`));
+  for (const name of COLUMNS) {
+    row.querySelector(`.${name}`).textContent = spread(overRuns(one, "whole", name), one.runs.length);
+    row.querySelector(`.${name}-in-view`).textContent = spread(overRuns(one, "view", name), one.runs.length);
+  }
+  showDifference(row, differenceOf(overRuns(one, "whole", "last")?.mean), base, one.runs.map((id) => values.whole.get(id)?.at));
+  return row;
+}
+
+/** What all runs of a group have in a column of the configuration, and the range of their steps; else nothing. */
+function sharedBy(members, column) {
+  const all = members.map((run) => cellOf(run, column));
+  if (column === "run.steps") return rangeOf(all);
+  const isShared = column.startsWith("config.") && new Set(all.map((value) => JSON.stringify(value))).size === 1;
+  return isShared && all[0] !== null ? shown(all[0]) : "";
+}
+
+function rangeOf(numbers) {
+  const [least, greatest] = [Math.min(...numbers), Math.max(...numbers)];
+  return least === greatest ? shown(least) : `${shown(least)} to ${shown(greatest)}`;
+}
+
+/** A difference, and where the values are of other steps than the baseline's. */
+function showDifference(row, { difference, relative }, base, ends) {
+  const steps = (all) => [...new Set(all.filter((step) => step !== undefined))].sort((one, other) => one - other);
+  const [own, its] = [steps(ends), base ? steps(base.runs.map((id) => values.whole.get(id)?.at)) : []];
+  const isElsewhere = difference !== undefined && own.join() !== its.join();
+  row.querySelector(".difference").replaceChildren(signed(difference), ...(isElsewhere ? [element("span", { class: "faint" }, ` step ${rangeOf(own)}, baseline ${rangeOf(its)}`)] : []));
+  row.querySelector(".relative").textContent = relative === undefined ? "–" : `${signed(Number(relative.toPrecision(3)))}%`;
+}
+
+const signed = (value) => (value === undefined ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${shown(Math.abs(value))}`);
+
+/** Mean and deviation in words, and of how many runs where some lack the value. */
+function spread(found, runs) {
+  if (!found) return "–";
+  const deviation = found.deviation === null ? "" : ` ± ${shown(Number(found.deviation.toPrecision(2)))}`;
+  return shown(found.mean) + deviation + (found.n < runs ? ` (${found.n} of ${runs})` : "");
 }
 
 const text = (value) => (value === null || value === undefined ? "–" : shown(value));
 
 // ---- Begin --------------------------------------------------------------------------------------------------------
 
-/** What must be read anew, laid out anew, or only drawn anew, when the reader changes it. */
-const READ = new Set(["axis", "x", "smooth", "from", "to", "metric"]);
+/** What must be read anew, or laid out anew, when the reader changes it; else it is drawn anew. Old values under a new heading would mislead. */
+const READ = new Set(["axis", "x", "smooth", "from", "to", "metric", "group", "members", "baseline"]);
+const OTHER_VALUES = new Set(["group", "members", "baseline"]);
 const LAID_OUT = new Set(["search", "pin", "size", "order", "metric"]);
-const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "size", "order"];
+const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "size", "order", "members"];
 
 onChange((now, changed) => {
   state = now;
   showControls(CONTROLS.filter((one) => changed.includes(one)), state);
+  showGrouping();
+  showBaseline();
   showLegend();
   showTable();
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
   if (changed.some((name) => READ.has(name))) read(visible());
-  if (!changed.every((name) => LAID_OUT.has(name) || name === "sort")) redraw();
+  if (!changed.every((name) => LAID_OUT.has(name) || name === "sort") && !changed.some((name) => OTHER_VALUES.has(name))) redraw();
 });
 
 function takeTable() {
@@ -236,6 +422,7 @@ function remove(id) {
   const left = new URLSearchParams(location.search);
   left.delete("run");
   left.delete("where");
+  if (baseline()?.runs.includes(id)) left.delete("baseline");
   for (const run of runs) if (run.id !== id) left.append("run", run.id);
   location.search = left.toString();
 }
@@ -244,7 +431,10 @@ if (runs.length && metrics.length) {
   by("problems").replaceChildren(...problems().map((sentence) => element("p", { class: "notice" }, sentence)));
   takeControls(CONTROLS, () => metrics.find((one) => one !== state.metric) ?? metrics[0]);
   takeTable();
+  takeGrouping();
   showControls(CONTROLS, state);
+  showGrouping();
+  showBaseline();
   showLegend();
   tellIfMissing(by("plots").parentElement);
   onSeen(read);

@@ -11,6 +11,7 @@ const MARKS = {
   epoch: { shape: "tick", at: 3, size: 3, colour: "--faint" },
   save: { shape: "tick", at: -4, size: 3, colour: "--faint" },
   phase: { shape: "square", at: -10, size: 2.5, colour: "--faint" },
+  fewer: { shape: "square", at: -10, size: 2.5, colour: "--faint" },
   gap: { shape: "cross", at: -18, size: 3.5, colour: "--stop" },
 };
 
@@ -54,9 +55,10 @@ export const canvasPen = (context) => ({
     context.stroke(path);
     context.globalAlpha = 1;
   },
-  fill(path, { colour }) {
-    context.fillStyle = colour;
+  fill(path, { colour, opacity = 1 }) {
+    Object.assign(context, { fillStyle: colour, globalAlpha: opacity });
     context.fill(path);
+    context.globalAlpha = 1;
   },
 });
 
@@ -102,7 +104,7 @@ function svgPen(root) {
     },
     stroke: (path, { colour, width, dash = [], opacity = 1 }) =>
       place.append(svgElement("path", { d: path, fill: "none", stroke: colour, "stroke-width": width, "stroke-linejoin": "round", opacity, ...(dash.length ? { "stroke-dasharray": dash.join(" ") } : {}) })),
-    fill: (path, { colour }) => place.append(svgElement("path", { d: path, fill: colour })),
+    fill: (path, { colour, opacity = 1 }) => place.append(svgElement("path", { d: path, fill: colour, opacity })),
     text: (x, y, text, anchor, more = {}) => place.append(svgElement("text", { x: rounded(x), y: rounded(y), "text-anchor": anchor, fill: colour("--faint"), ...more }, text)),
   };
 }
@@ -138,6 +140,22 @@ export function traceCurve(path, xs, ys, frame, { isLog, isLogX }) {
     }
     isDown = true;
   }
+}
+
+/** Fill what is between two lines, piece by piece where both are there. */
+function paintBand(pen, { xs, band: [low, high], colour }, frame, { isLog }) {
+  const isThere = (index) => Number.isFinite(low[index]) && Number.isFinite(high[index]) && !(isLog && high[index] <= 0);
+  const y = (value) => Math.max(-FAR, Math.min(FAR, isLog && value <= 0 ? FAR : frame.y(value)));
+  const path = pen.path();
+  for (let from = 0; from < xs.length; from += 1) {
+    if (!isThere(from)) continue;
+    let to = from;
+    while (to + 1 < xs.length && isThere(to + 1)) to += 1;
+    const places = Array.from({ length: to - from + 1 }, (_, index) => from + index);
+    polygon(path, [...places.map((index) => [frame.x(xs[index]), y(high[index])]), ...places.reverse().map((index) => [frame.x(xs[index]), y(low[index])])]);
+    from = to;
+  }
+  pen.fill(path, { colour, opacity: 0.16 });
 }
 
 /** Values of a curve that has a dot at each. */
@@ -199,6 +217,7 @@ export function paint(pen, view, frame) {
       strokes(path, [[frame.x(line.x), top, frame.x(line.x), bottom]]);
       pen.stroke(path, { colour: colour(line.colour), width: frame.scale, dash: (line.dash ?? [2, 3]).map((length) => length * frame.scale), opacity: 0.7 });
     }
+    for (const curve of view.curves) if (curve.band) paintBand(pen, curve, frame, view);
     for (const curve of view.curves) paintCurve(pen, curve, frame, view);
     const rings = pen.path();
     let [before, above] = [-Infinity, -Infinity];
