@@ -34,6 +34,9 @@ from steptape import Recorder
 
 MOVES = 20
 TIMEOUT_S = 180.0
+
+#: Learning rates, each with as many seeds as there are runs for.
+GROUPS = 4
 TRACKERS = Path(__file__).parent.parent / ".venv-trackers" / "bin" / "python"
 
 #: Writes runs for TensorBoard in its own environment: a line of JSON for each, with its name and values.
@@ -73,7 +76,8 @@ def record(store: Path, runs: int, steps: int) -> tuple[list[str], str]:
     for run in range(runs):
         random.seed(run)
         values = [value_at(run, step) for step in range(steps)]
-        with Recorder(store, name=f"run-{run:03d}", quiet=True) as rec:
+        config = {"lr": 10.0 ** -(1 + run % GROUPS), "seed": run // GROUPS}
+        with Recorder(store, name=f"run-{run:03d}", config=config, quiet=True) as rec:
             for value in values:
                 rec.step(loss=value)
         ids.append(rec.run_id)
@@ -234,7 +238,9 @@ def main() -> None:
             print(f"{'':22}", *(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True)))
             measure(browser, Page("run page", f"{url}/runs/{ids[0]}", drawn, ".u-over"))
             query = "&".join(f"run={run}" for run in ids)
-            measure(browser, Page(f"compare, {len(ids)} runs", f"{url}/compare?{query}&metric=loss", drawn, ".u-over"))
+            compared = f"{url}/compare?{query}&metric=loss"
+            measure(browser, Page(f"compare, {len(ids)} runs", compared, drawn, ".u-over"))
+            measure(browser, Page(f"compare, {GROUPS} groups", f"{compared}&group=lr", drawn, ".u-over"))
             if has_tensorboard:
                 board = [chosen.tensorboard, "-m", "tensorboard.main", "--logdir", str(events), "--port", str(other)]
                 name = f"TensorBoard, {len(ids)} runs"

@@ -103,7 +103,7 @@ The [cookbook](../how-to/cookbook.md) has rules of one sentence.
 
 #: The groups of endpoints in the page's order, each with the beginnings of its paths.
 _GROUPS: Final = {
-    "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/query"),
+    "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/comparisons", "/api/v1/query"),
     "Rules and policies": ("/api/v1/rules", "/api/v1/policies"),
     "Backtests and other jobs": (
         *("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/recommendations", "/api/v1/verifications"),

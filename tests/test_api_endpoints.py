@@ -434,7 +434,7 @@ def test_the_document_describes_every_answer(client: httpx.Client) -> None:
 
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     responses = [(status, response) for operation in operations for status, response in operation["responses"].items()]
-    assert len(operations) == 45
+    assert len(operations) == 46
     assert all(response["content"] for status, response in responses if status < "300")
     assert all(
         response["content"] == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}

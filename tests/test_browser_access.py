@@ -19,6 +19,7 @@ axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-p
 pytestmark = NEEDS_CHROMIUM
 
 DRAWN = "document.querySelector('figure .plot').chart.view.curves.length"
+DOTS = "document.querySelector('#scatter [data-dot]')"
 ROWS = "document.querySelector('.list tbody tr') && document.querySelector('#whole')"
 
 #: Views by their addresses, each with what holds once it is complete.
@@ -30,6 +31,8 @@ VIEWS = {
     "/runs/blocks?family=heat": "document.querySelector('.map canvas')",
     "/runs/no-steps": "document.querySelector('#curves-empty').checkVisibility()",
     "/compare?run=guarded&run=free": f"{DRAWN} === 2",
+    "/compare?where=lr>0&group=lr": f"{DRAWN} === 2 && document.querySelector('#verdict p') && {DOTS}",
+    "/compare?run=guarded&run=free&baseline=guarded&chosen=guarded": f"{DRAWN} === 2 && {DOTS}",
     "/compare": "document.querySelector('.adding')",
     "/backtest?policy=guard&run=guarded": "document.querySelector('#start')",
     "/sql": "document.querySelector('[data-view=steps]').textContent",

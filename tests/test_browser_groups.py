@@ -64,7 +64,7 @@ def test_a_group_is_its_mean_with_a_band_of_one_deviation(open_page: Callable[..
     assert found["ys"][4] == pytest.approx(mean)
     assert [ends[4] for ends in found["band"]] == pytest.approx([mean - deviation, mean + deviation])
     assert "lr=0.01 · 3 runs" in page.inner_text("#names")
-    assert "one sample deviation" in page.inner_text("#legend")
+    assert when(page, "document.querySelector('#legend').textContent.includes('one sample deviation')")
 
 
 def test_the_label_at_the_cursor_says_mean_deviation_and_number_of_runs(open_page: Callable[..., Any]) -> None:
@@ -142,7 +142,7 @@ def test_curves_are_differences_to_a_baseline_run(open_page: Callable[..., Any])
     assert curve(page, "0.01-0")["ys"] == [0.0] * STEPS
     assert curve(page, "0.1-0")["ys"] == pytest.approx([0.18] * STEPS)
     assert "difference to 0.01-0" in page.inner_text("figure[data-metric='loss'] figcaption")
-    assert "differences to 0.01-0" in page.inner_text("#legend")
+    assert when(page, "document.querySelector('#legend').textContent.includes('differences to 0.01-0')")
     assert page.is_disabled("#log")
 
 
@@ -169,6 +169,150 @@ def test_the_table_has_the_difference_to_the_baseline_also_in_percent(open_page:
     assert found == ["0", "+0.18", "+0.21667 step 20, baseline 30"]
     assert shares == ["0%", "+338%", "+406%"]
     assert page.inner_text("#table th[data-column='base.difference']") == "last \N{MINUS SIGN} baseline"
+
+
+def test_the_verdict_about_two_groups_is_on_top_in_words(open_page: Callable[..., Any]) -> None:
+    """It is that of the command. The evidence is a click away."""
+    page = open_page(GROUPED)
+    when(page, "document.querySelector('#verdict p')")
+    page.click("#verdict summary")
+
+    assert page.inner_text("#verdict p").startswith(
+        "3 runs and 3 runs cannot tell whether lr=0.01 is better than lr=0.1 in eval_loss. Median difference: 0.18"
+    )
+    assert "A is lr=0.1, B is lr=0.01" in page.inner_text("#verdict summary")
+    assert "pairs of runs with one seed" in page.inner_text("#verdict details")
+
+
+def test_of_more_groups_each_is_judged_beside_a_chosen_baseline(open_page: Callable[..., Any]) -> None:
+    """Until then the page asks for one."""
+    page = open_page("/compare?where=&metric=loss&group=lr&group=model")
+    when(page, "document.querySelector('#verdict p').textContent.startsWith('Choose a baseline')")
+    page.select_option("#baseline", label="lr=0.1, model=deep")
+    when(page, "document.querySelectorAll('#verdict details').length === 3")
+    lines = page.eval_on_selector_all("#verdict > p", "all => all.map(one => one.textContent)")
+
+    assert all("than lr=0.1, model=deep in eval_loss" in line for line in lines)
+
+
+def test_the_means_of_two_configurations_are_two_steps_from_the_table(open_page: Callable[..., Any]) -> None:
+    """Group by a key, then compare: the table hands its question and its key on."""
+    page = open_page("/")
+    page.fill("#group", "lr")
+    page.press("#group", "Enter")
+    when(page, "document.querySelector('#compare-found a').textContent === 'Compare groups'")
+    page.click("#compare-found a")
+
+    assert {one["name"] for one in curves(page, 2)} == {"lr=0.1", "lr=0.01"}
+    assert all(one["band"] for one in curves(page, 2))
+
+
+def test_selected_runs_are_compared_by_the_key_of_the_table(open_page: Callable[..., Any]) -> None:
+    """Those alone."""
+    page = open_page("/?group=lr&open=0.1")
+    for box in page.query_selector_all("input[name=run]")[:2]:
+        box.check()
+    page.click("#compare")
+
+    assert [one["name"] for one in curves(page, 1)] == ["lr=0.1"]
+    assert "2 runs" in page.inner_text("#names")
+
+
+def lines(page: Any, selector: str = "[data-line]") -> dict[str, str]:
+    """Return the colour of each run's line or dot, by the run's id."""
+    found: dict[str, str] = page.eval_on_selector_all(
+        selector,
+        "all => Object.fromEntries(all.map(({dataset: {line, dot}, attributes}) =>"
+        " [line ?? dot, (attributes.r ? attributes.fill : attributes.stroke).value]))",
+    )
+    return found
+
+
+def has_results(page: Any) -> bool:
+    """Wait until the result is known and drawn."""
+    return when(page, f"document.querySelectorAll('#scatter [data-dot]').length === {len(RATES) * SEEDS}")
+
+
+def drag(page: Any, key: str, low: float, high: float) -> None:
+    """Drag along an axis of the parallel coordinates, between two places from the top (0) to the bottom (1)."""
+    page.locator("#parallel").scroll_into_view_if_needed()
+    box = page.eval_on_selector(f"#parallel [data-axis='{key}']", "one => one.getBoundingClientRect().toJSON()")
+    page.mouse.move(box["x"], box["y"] + low * box["height"])
+    page.mouse.down()
+    page.mouse.move(box["x"], box["y"] + high * box["height"], steps=4)
+    page.mouse.up()
+
+
+def test_each_run_is_a_line_over_its_configuration_and_a_dot_coloured_by_the_result(
+    open_page: Callable[..., Any],
+) -> None:
+    """A key that spans a decade has a logarithmic axis."""
+    page = open_page("/compare?where=&metric=eval_loss")
+    has_results(page)
+    dots, drawn = lines(page, "[data-dot]"), lines(page)
+    texts = page.eval_on_selector_all("#parallel svg text", "all => all.map(one => one.textContent)")
+
+    assert drawn == dots
+    assert len(set(drawn.values())) == len(RATES) * SEEDS
+    assert {"lr (log)", "model", "seed", "last eval_loss", "deep", "wide"} <= set(texts)
+
+
+def test_a_brush_on_an_axis_filters_the_runs_everywhere(open_page: Callable[..., Any]) -> None:
+    """The address keeps it, and a click on the axis ends it."""
+    page = open_page("/compare?where=&metric=loss")
+    has_results(page)
+    drag(page, "lr", -0.1, 0.4)
+    kept = {one["name"] for one in curves(page, SEEDS)}
+    page.reload()
+    has_results(page)
+    again = {one["name"] for one in curves(page, SEEDS)}
+    off = page.locator("#table tr.off").count()
+    drag(page, "lr", 0.7, 0.7)
+
+    assert kept == again == {f"0.1-{seed}" for seed in range(SEEDS)}
+    assert off == SEEDS
+    assert len(curves(page, len(RATES) * SEEDS)) == len(RATES) * SEEDS
+
+
+def test_a_brush_changes_no_mean_of_a_group(open_page: Callable[..., Any]) -> None:
+    """It filters the drawings and the table alone."""
+    page = open_page(GROUPED)
+    before = curve(page, "lr=0.1")["ys"]
+    has_results(page)
+    drag(page, "seed", 0.8, 1.1)
+    when(page, "document.querySelectorAll('#table tr.off').length === 4")
+
+    assert curve(page, "lr=0.1")["ys"] == before
+
+
+def test_a_click_chooses_a_run_and_the_pointer_names_it(open_page: Callable[..., Any]) -> None:
+    """Its row is marked, and a link leads to it."""
+    page = open_page("/compare?where=&metric=loss")
+    has_results(page)
+    dot = page.locator("#scatter [data-dot]").last
+    dot.scroll_into_view_if_needed()
+    dot.hover()
+    name = page.inner_text("#scatter .tip b >> nth=0")
+    dot.click()
+    when(page, "document.querySelector('#chosen-run a')")
+
+    assert page.inner_text("#chosen-run a") == name
+    assert page.inner_text("#table tr.current td.name") == name
+    assert "chosen=" in page.url
+
+
+def test_axes_and_the_result_are_chosen_and_kept_in_the_address(open_page: Callable[..., Any]) -> None:
+    """The scatter is over any key."""
+    page = open_page("/compare?where=&metric=loss&result=least&axes=lr&axes=model&across=model")
+    has_results(page)
+    texts = page.eval_on_selector_all("#parallel svg text", "all => all.map(one => one.textContent)")
+
+    assert "least loss" in texts
+    assert "seed" not in texts
+    assert page.input_value("#across") == "model"
+    assert page.eval_on_selector("#scatter svg", "one => one.getAttribute('aria-label')").startswith(
+        "least loss over m"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

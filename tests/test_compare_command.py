@@ -80,7 +80,7 @@ def test_the_table_has_the_spread_of_both_groups(store: Path) -> None:
     """Beside the median, which alone does not say that one group is wider."""
     _, printed = compare("base", "better", "--store", store)
 
-    header, ours, theirs = printed.splitlines()[2:5]
+    header, ours, theirs = printed.splitlines()[3:6]
     assert header.split()[-3:] == ["median", "eval_loss", "spread"]
     assert [float(row.split()[-1]) for row in (ours, theirs)] == pytest.approx([0.2, 0.2])
 

@@ -1,7 +1,7 @@
-"""Serves ``/series``: the values of several runs, or statistics of groups of runs, also as differences to a baseline.
+"""Serves ``/series``, values of several runs or statistics of groups, and ``/comparisons``, verdicts about groups.
 
-In: runs, or a question that finds them, and the fields whose equal values make a group. Out: curves to lay over each
-other.
+In: runs, or a question that finds them, the fields whose equal values make a group, and a baseline. Out: curves to lay
+over each other, and what ``steptape compare`` says of each group beside the baseline.
 """
 
 from __future__ import annotations
@@ -17,6 +17,17 @@ from fastapi import APIRouter, Request, Response
 from fastapi import Query as InQuery
 from pydantic import Field
 
+from ...replay.comparing.comparing import RunSet, compare_sets
+from ...replay.comparing.group_comparison import (
+    ComparisonSettings,
+    KeepVerdict,
+    comparison_json,
+    explanations,
+    in_words,
+    verdict_sentence,
+)
+from ...replay.runs.objective import declared_objective
+from ...store.errors import TelemetryError
 from ...store.event_json import encoded
 from ...store.questions import LONGEST, parse, parse_fields
 from ...store.reading.plot_data import AxisCourse, course_of, course_statistics, robust_range
@@ -25,7 +36,7 @@ from ...store.run_fields import bound_field, texts_of
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, check_freshness, find_run
 from ..answers import IN_EVERY_FORM, page_answer
-from ..models import FreeObject, ListsPage, Model, Number, RequestModel
+from ..models import FormedQuery, FreeObject, ListsPage, Model, Number, Page, RequestModel
 from ..problems import InvalidRequest
 from .series import (
     SMOOTHED,
@@ -47,6 +58,9 @@ _MOST_RUNS: Final = 500
 
 #: Most series in one response: runs times metrics.
 _MOST_SERIES: Final = 1000
+
+#: Most groups that are compared with a baseline.
+_MOST_COMPARED: Final = 20
 
 #: Most values that are held to compute statistics of groups.
 _MOST_VALUES: Final = 10_000_000
@@ -109,7 +123,7 @@ def chosen_runs(store: Store, asked: ChosenRuns) -> list[RunAccess]:
 
 
 def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> list[ComparedGroup]:
-    """Return the runs by their values of some fields, in the order of each group's first run.
+    """Return the runs by their values of some fields: numbers ascend, then texts, then runs without a value.
 
     Raises:
         QuestionRefused: No run has a field.
@@ -129,7 +143,14 @@ def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> l
             name, {field.name: encoded(value) for field, value in zip(fields, values, strict=True)}, []
         )
         found.setdefault(name, group).runs.append(run)
-    return list(found.values())
+    return sorted(found.values(), key=lambda group: [_rank(value) for value in group.values.values()])
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Return the place of a value among others."""
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return 0, value, ""
+    return (2, 0.0, "") if value is None else (1, 0.0, ", ".join(texts_of(value)))
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -138,6 +159,87 @@ def _in_words(name: str, value: Any) -> str:
 
 class RunsSeriesQuery(SeriesQuery, ChosenRuns):
     """Selects series of several runs or groups."""
+
+
+class ComparisonsQuery(FormedQuery, ChosenRuns):
+    """Selects groups to compare."""
+
+    metric: str | None = Field(default=None, max_length=1000)
+    """The metric that judges, as `NAME`, `NAME:min` or `NAME:max`; guessed by default."""
+
+
+class ComparisonItem(Model):
+    """A group beside the baseline, as `steptape compare` judges it."""
+
+    baseline: str
+    """The values that the runs of the baseline share, in words."""
+    candidate: str
+    """The values that the other runs share."""
+    verdict: KeepVerdict | None
+    """`keep` if the candidate is proven better, `discard` if it is proven not to be, else `not yet`; null if the groups
+    cannot be compared."""
+    sentence: str
+    """The verdict in words, with effect and interval, or why the groups cannot be compared."""
+    explanations: list[str]
+    """What was compared, the evidence, and what the numbers mean; A is the baseline."""
+    comparison: FreeObject | None
+    """The answer of `steptape compare --json`."""
+
+
+class ComparisonPage(Page):
+    """Comparisons, a group each."""
+
+    items: list[ComparisonItem]
+
+
+@router.get(
+    "/comparisons", summary="Verdicts about groups of runs", response_model=ComparisonPage, responses=IN_EVERY_FORM
+)
+def compare_groups(request: Request, store: OpenStore, query: Annotated[ComparisonsQuery, InQuery()]) -> Response:
+    """Return whether each group is better than that of the baseline, by default the group that began first.
+
+    A try is a group of all runs of the store with the same fields.
+    """
+    if not query.group:
+        raise InvalidRequest("there are no groups", where="query.group", fix="Name a configuration key")
+    runs = chosen_runs(store, query)
+    groups = groups_of(store, runs, query.group)
+    if len(groups) - 1 > _MOST_COMPARED:
+        fix = f"At most {_MOST_COMPARED} are compared with the baseline: choose fewer runs or keys"
+        raise InvalidRequest("there are too many groups", where="query.group", got=len(groups), fix=fix)
+    chosen = _baseline(store, runs, query)
+    first = min(runs, key=lambda run: run.entry().summary.age_order) if chosen is None else chosen
+    base = next(group for group in groups if first in group.runs)
+    everyone = [find_run(store, entry.summary.run_id) for entry in store.recent().entries]
+    tried = [frozenset(group.ids) for group in groups_of(store, everyone, query.group)]
+    items = [_compared(store, base, group, tried, query.metric) for group in groups if group is not base]
+    return page_answer(request, ComparisonPage(items=items, next=None), query.format)
+
+
+def _compared(
+    store: Store, base: ComparedGroup, other: ComparedGroup, tried: Iterable[frozenset[str]], metric: str | None
+) -> ComparisonItem:
+    ours, theirs = (RunSet(group.name, frozenset(group.ids)) for group in (base, other))
+    try:
+        objectives = () if metric is None else (declared_objective(metric),)
+        found = compare_sets(store, ours, theirs, tried, ComparisonSettings(objectives=objectives))
+    except TelemetryError as error:
+        return ComparisonItem(
+            baseline=base.name,
+            candidate=other.name,
+            verdict=None,
+            sentence=f"{other.name} cannot be compared with {base.name}: {error}",
+            explanations=[],
+            comparison=None,
+        )
+    return ComparisonItem(
+        baseline=base.name,
+        candidate=other.name,
+        verdict=found.verdict,
+        sentence=in_words(found),
+        explanations=[verdict_sentence(found), *explanations(found)],
+        comparison=comparison_json(found),
+    )
 
 
 class GroupSeriesItem(Model):
@@ -180,7 +282,7 @@ class GroupSeriesItem(Model):
 
 
 class GroupSeriesPage(ListsPage):
-    """Statistics of groups, metric by metric, groups as requested."""
+    """Statistics of groups, metric by metric."""
 
     shared: ClassVar[tuple[str, ...]] = ("group", "metric", "kind", "n_runs")
 

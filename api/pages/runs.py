@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple, TypeVar
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
@@ -21,6 +22,7 @@ from ...store.run_info import LIVE_STATUSES
 from ..access import OpenStore
 from ..middleware.gate import Scope
 from ..problems import without_path
+from .compare import MOST as MOST_COMPARED
 from .layout import PageRoute, render_page
 from .run_columns import RunGroup, TableCell, TableColumn, asked_columns, first_columns, groups_of, mean_of, rows_of
 from .sparkline import HEIGHT, WIDTH
@@ -132,6 +134,8 @@ def show_runs(request: Request, store: OpenStore) -> Response:
         problems=[without_path(str(problem), store.path) for _, problem in look.problems],
         spark=(WIDTH, HEIGHT),
         most_selected=MOST_SELECTED,
+        most_compared=MOST_COMPARED,
+        compared=urlencode([("where", view.where), *([("group", str(by))] if by else [])]),
     )
 
 

@@ -17,6 +17,7 @@ from ...replay.comparing.group_comparison import (
     explanations,
     group_rows,
     headings,
+    in_words,
     verdict_sentence,
 )
 from ..lookup import open_store_named
@@ -56,6 +57,7 @@ def compare(asked: CompareArguments) -> None:
 
 def _print(found: GroupComparison) -> None:
     say(verdict_sentence(found))
+    say(in_words(found))
     say()
     names = headings(found)
     print_table(names, group_rows(found), numeric=names[2:])

@@ -18,8 +18,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError, plain
 from ...store.metric_words import Mode
+from ...store.reading.summary import Entry
 from ...store.run import Run, unread_run
 from ...store.run_info import RunInfo
 from ...store.store import Store
@@ -54,6 +55,7 @@ from .groups import (
     Floats,
     MetricCourse,
     evaluated_metrics,
+    groups_like,
     members,
     read_course,
     seed_of,
@@ -79,8 +81,15 @@ _LARGEST_LOG: Final = 700.0
 _MOST_RUNS: Final = 1000
 
 
+class RunSet(NamedTuple):
+    """A group of runs: what they have in common, in words, and their ids."""
+
+    name: str
+    ids: frozenset[str]
+
+
 def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSettings | None = None) -> GroupComparison:
-    """Compare two groups of runs.
+    """Compare two groups of runs that texts name.
 
     Args:
         store: The store that holds both.
@@ -89,38 +98,76 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
         settings: The settings; the default ones if None.
 
     Raises:
-        TelemetryError: A group has no run, or none with the metric; the groups share a run; there is no position that
-            both reached with a value; or there are more tries than declared.
+        TelemetryError: A group has no run, or what ``compare_sets`` raises.
     """
-    settings = settings or ComparisonSettings()
-    entries = {entry.summary.run_id: entry for entry in store.entries()[0]}
-    infos = {
-        run_id: dataclasses.replace(entry.snapshot.info, name=entry.summary.name, tags=entry.summary.tags)
-        for run_id, entry in entries.items()
-    }
-    selectors = [selector_of(text, [*infos.values()]) for text in (baseline, candidate)]
-    ids = [members(selector, infos.values()) for selector in selectors]
-    if shared := sorted(ids[0] & ids[1]):
+    entries = _entries(store)
+    infos = [_info(entry) for entry in entries.values()]
+    selectors = [selector_of(text, infos) for text in (baseline, candidate)]
+    ours, theirs = (RunSet(str(selector), members(selector, infos)) for selector in selectors)
+    return _compared(entries, ours, theirs, groups_like(selectors[1], infos), settings or ComparisonSettings())
+
+
+def compare_sets(
+    store: Store,
+    baseline: RunSet,
+    candidate: RunSet,
+    groups: Iterable[frozenset[str]],
+    settings: ComparisonSettings | None = None,
+) -> GroupComparison:
+    """Compare two groups of runs.
+
+    Args:
+        store: The store that holds both.
+        baseline: The group to beat.
+        candidate: The other group.
+        groups: All groups of the candidate's kind, to count the tries before it.
+        settings: The settings; the default ones if None.
+
+    Raises:
+        TelemetryError: A group has no run with the metric; the groups share a run; there is no position that both
+            reached with a value; or there are more tries than declared.
+    """
+    return _compared(_entries(store), baseline, candidate, groups, settings or ComparisonSettings())
+
+
+def _entries(store: Store) -> dict[str, Entry]:
+    return {entry.summary.run_id: entry for entry in store.entries()[0]}
+
+
+def _info(entry: Entry) -> RunInfo:
+    return dataclasses.replace(entry.snapshot.info, name=entry.summary.name, tags=entry.summary.tags)
+
+
+def _compared(
+    entries: Mapping[str, Entry],
+    baseline: RunSet,
+    candidate: RunSet,
+    groups: Iterable[frozenset[str]],
+    settings: ComparisonSettings,
+) -> GroupComparison:
+    infos = {run_id: _info(entry) for run_id, entry in entries.items()}
+    if shared := sorted(baseline.ids & candidate.ids):
         raise TelemetryError(
             f"{len(shared)} runs are in both groups" if len(shared) > 1 else "a run is in both groups",
             got=shared[0],
             fix="Name groups without a run in common",
         )
-    ordered = [[unread_run(entry.folder) for run_id, entry in entries.items() if run_id in group] for group in ids]
+    sets = (baseline, candidate)
+    ordered = [[unread_run(entry.folder) for run_id, entry in entries.items() if run_id in one.ids] for one in sets]
     objective = _objective(ordered, settings)
     number = 1 + sum(
         any(_has_metric(unread_run(entries[run_id].folder), objective.metric, settings.renames) for run_id in group)
-        for group in tries_before(selectors[1], ids[0], [*infos.values()])
+        for group in tries_before(candidate.ids, baseline.ids, groups, [*infos.values()])
     )
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]
     point, set_by = (settings.point, None) if settings.point is not None else _common_point(courses)
-    groups = [
-        Group(str(selector), tuple(_member(info, course, point, settings.seed_key) for info, course in group))
-        for selector, group in zip(selectors, courses, strict=True)
+    found = [
+        Group(one.name, tuple(_member(info, course, point, settings.seed_key) for info, course in group))
+        for one, group in zip(sets, courses, strict=True)
     ]
     if point is not None:
         _check_common(courses, point, settings.axis)
-    return _judged(groups[0], groups[1], objective, settings, point, set_by, number)
+    return _judged(found[0], found[1], objective, settings, point, set_by, number)
 
 
 def _judged(

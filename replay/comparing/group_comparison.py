@@ -347,6 +347,36 @@ def verdict_sentence(found: GroupComparison) -> str:
     return f"not yet: B is not proven better than A{beyond}. {reached}; {_more(found)}.{reason}"
 
 
+def in_words(found: GroupComparison) -> str:
+    """Return the verdict with the names of both groups, the effect, its interval and the numbers of runs."""
+    ours, theirs = found.baseline, found.candidate
+    runs = [counted(group.count(Standing.COUNTED), "run") for group in (theirs, ours)]
+    is_worse = found.e_worse >= 1 / found.settings.alpha
+    pair = f"{theirs.selector} is {{}} than {ours.selector} in {found.objective.metric}"
+    if found.verdict is KeepVerdict.KEEP:
+        said = pair.format("better")
+    elif is_worse:
+        said = pair.format("not better")
+    else:
+        said = f"{runs[0]} and {runs[1]} cannot tell whether {pair.format('better')}"
+    effect = found.effect
+    if effect is None:
+        return f"{said}: a group has no value yet."
+    share = effect.relative(effect.estimate)
+    of_ours = "" if share is None or not math.isfinite(share) else f" ({plain(100 * abs(share), 3)}%)"
+    better = "better" if effect.estimate >= 0 else "worse"
+    level = f"{1 - found.settings.alpha:.0%} interval"
+    interval = f"{level} of the gain: {_end(effect.low)} to {_end(effect.high)}"
+    if math.isinf(effect.low) and math.isinf(effect.high):
+        interval = f"too few runs for a {level}"
+    unit = "run" if found.pairs is None else "pair"
+    more = "" if found.more_runs is None else f" At best {counted(found.more_runs, f'more {unit}')} could tell."
+    is_known = found.verdict is KeepVerdict.KEEP or is_worse
+    counts = f", of {runs[0]} against {runs[1]}" if is_known else ""
+    median = f"Median difference{counts}: {plain(abs(effect.estimate))}{of_ours} {better}"
+    return f"{said}. {median}; {interval}.{'' if is_known else more}"
+
+
 def _more(found: GroupComparison) -> str:
     if found.more_runs is None:
         return "A needs more runs for that"

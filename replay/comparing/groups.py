@@ -118,26 +118,37 @@ def members(selector: Selector, infos: Iterable[RunInfo]) -> frozenset[str]:
     return frozenset(info.run_id for info in infos if selector.matches(info))
 
 
-def tries_before(candidate: Selector, baseline: frozenset[str], infos: Sequence[RunInfo]) -> list[frozenset[str]]:
-    """Return the groups that were tried against a baseline before a candidate, each as the ids of its runs.
-
-    A try is a group of the candidate's kind, without runs of either group. It began no earlier than the baseline, or
-    than the candidate if that began first. What begins later changes nothing.
+def groups_like(candidate: Selector, infos: Sequence[RunInfo]) -> set[frozenset[str]]:
+    """Return the groups of a selector's kind, each as the ids of its runs.
 
     Args:
-        candidate: The group.
-        baseline: Ids of the baseline's runs.
+        candidate: The selector.
         infos: The runs of the store.
     """
-    own = members(candidate, infos)
     runs: dict[str, set[str]] = {}
     for info in infos:
         for value in candidate.values_of(info):
             runs.setdefault(value, set()).add(info.run_id)
+    return {frozenset(group) for group in runs.values()}
+
+
+def tries_before(
+    candidate: frozenset[str], baseline: frozenset[str], groups: Iterable[frozenset[str]], infos: Sequence[RunInfo]
+) -> list[frozenset[str]]:
+    """Return the groups that were tried against a baseline before a candidate.
+
+    A try has no run of either group. It began no earlier than the baseline, or than the candidate if that began first.
+    What begins later changes nothing.
+
+    Args:
+        candidate, baseline: Ids of the runs of both groups.
+        groups: The groups of the candidate's kind.
+        infos: The runs of the store.
+    """
     began = {info.run_id: info.attempts[0].started_ns for info in infos}
-    since = min(began[run] for run in baseline | own)
-    first = min(began[run] for run in own)
-    others = {frozenset(group) for group in runs.values() if not group & (baseline | own)}
+    since = min(began[run] for run in baseline | candidate)
+    first = min(began[run] for run in candidate)
+    others = {group for group in groups if not group & (baseline | candidate)}
     return [group for group in others if since <= min(began[run] for run in group) < first]
 
 

@@ -59,4 +59,21 @@ export function colour(name) {
   return known.get(name);
 }
 
+/** The colours of a list in the style sheet. */
+export const colours = (name) => colour(name).split(",").map((text) => text.trim());
+
+/** A colour at a place between the first (0) and the last (1) of a list of `#rrggbb`. */
+function between(stops, place) {
+  const at = place * (stops.length - 1);
+  const low = Math.min(stops.length - 2, Math.floor(at));
+  const parts = [1, 3, 5].map((start) => {
+    const [from, to] = [stops[low], stops[low + 1]].map((stop) => Number.parseInt(stop.slice(start, start + 2), 16));
+    return Math.round(from + (at - low) * (to - from));
+  });
+  return `rgb(${parts.join(", ")})`;
+}
+
+/** A colour of the scale for lines, from the first (0) to the last (1). */
+export const depthAt = (place) => between(colours("--depth"), place);
+
 document.addEventListener("themechange", () => known.clear());

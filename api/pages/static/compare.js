@@ -1,5 +1,6 @@
 // The page that lays runs over each other: a panel for each metric, one legend for all of them, and one table.
 import { GESTURES, curveOf, distinct, gapsOf, outsideButton, tellIfMissing } from "./chart.js";
+import { Configurations } from "./configurations.js";
 import { PALETTE, TOLD_APART, stylesOf, swatchOf } from "./colours.js";
 import { showControls, takeControls } from "./controls.js";
 import { address, ask, counted, element, pageData, shown, toNumber } from "./dom.js";
@@ -24,6 +25,7 @@ const AGAIN = 5000;
 let state = readState({
   run: [], where: "", metric: leading ?? "", axis: "step", x: "", smooth: 0, log: false, logx: false, search: "", pin: [], hide: [],
   from: null, to: null, size: "medium", order: "recorded", sort: "", group: [], members: false, baseline: "",
+  result: "last", across: "", axes: [], brush: [], chosen: "",
 });
 
 /** What the curves are of: the runs, or groups of them. Each has an id, a name, and the ids of its runs. */
@@ -38,7 +40,9 @@ const isGrouped = () => groupedBy !== "[]";
 const baseline = () => (state.baseline ? subjects.find((one) => one.runs.some((id) => id === state.baseline || byId.get(id).name === state.baseline)) : undefined);
 
 const panels = metrics.map((metric) => ({ key: `metric ${metric}`, title: metric, isFamily: false, word: "", members: [{ metric }] }));
-const isShown = (id) => !state.hide.includes(id);
+
+/** Whether a run or group is drawn; a brush filters runs, and changes no mean of a group. */
+const isShown = (id) => !state.hide.includes(id) && (!byId.has(id) || (configurations?.passes(byId.get(id), state.brush) ?? true));
 
 // ---- Curves -------------------------------------------------------------------------------------------------------
 
@@ -49,19 +53,17 @@ const asked = (more) => ({ run: runs.map((run) => run.id), axis: state.axis, x: 
 
 const seriesOf = async (metric, more) => (await ask(address("/api/v1/series", asked({ metric, ...more })))).items;
 
-/** Have the server group the runs, if it has not yet. */
-async function group() {
-  const fields = JSON.stringify(state.group);
+/** Take the groups from an answer about them: each has all groups, also those without values. */
+function regroup(items, fields) {
   if (fields === groupedBy) return;
-  const items = state.group.length ? await seriesOf(state.metric, { group: state.group, points: FEWEST, axis: "step", x: null }) : [];
-  if (fields !== JSON.stringify(state.group)) return;
   const found = new Map(items.map((item) => [item.group, item]));
-  subjects = state.group.length ? [...found.values()].map((item) => ({ id: item.group, name: item.group, runs: item.runs, label: `${item.group} · ${counted(item.n_runs, "run")}` })) : ofRuns;
+  subjects = fields === "[]" ? ofRuns : [...found.values()].map((item) => ({ id: item.group, name: item.group, runs: item.runs, label: `${item.group} · ${counted(item.n_runs, "run")}` }));
   styles = stylesOf(subjects.map((one) => one.id));
   groupedBy = fields;
   by("names").replaceChildren();
   showLegend();
   showBaseline();
+  showTable();
 }
 
 /** The mean of a group as a series. */
@@ -71,19 +73,22 @@ const meanOf = (item) => ({ ...item, run_id: item.group, value: item.mean, step:
 async function read(wanted) {
   const request = ++requests;
   const more = { smooth: state.smooth || null, from: state.from, to: state.to, baseline: state.baseline };
-  await group().then(() => Promise.all([...wanted.map(async (plot) => {
+  const [fields, isOfGroups] = [JSON.stringify(state.group), state.group.length > 0];
+  await Promise.all([...wanted.map(async (plot) => {
     const [items, members] = await Promise.all([
-      seriesOf(plot.metric, { ...more, group: state.group, points: pointsOf(subjects.length) }),
-      isGrouped() && state.members ? seriesOf(plot.metric, { ...more, baseline: null, points: pointsOf(runs.length) }) : [],
+      seriesOf(plot.metric, { ...more, group: state.group, points: pointsOf(isOfGroups ? 1 : runs.length) }),
+      isOfGroups && state.members ? seriesOf(plot.metric, { ...more, baseline: null, points: pointsOf(runs.length) }) : [],
     ]);
     if (plot.answered >= request) return;
+    if (fields !== JSON.stringify(state.group)) return;
     plot.answered = request;
+    regroup(items, fields);
     plot.items = distinct((isGrouped() ? items.map(meanOf) : items).filter((item) => item.x.length));
     plot.members = distinct(members.filter((item) => item.x.length));
     plot.groupedBy = groupedBy;
     plot.isRead = true;
     show(plot);
-  }), readValues(request)])).then(() => say(""), (error) => {
+  }), readValues(request)]).then(() => (say(""), readVerdict()), (error) => {
     const isLost = error.status === undefined;
     say(isLost ? "The server does not answer. What is shown is what it said last." : error.message);
     if (isLost) waiting ??= setTimeout(() => ((waiting = null), read(visible())), AGAIN);
@@ -131,7 +136,7 @@ function membersOf(plot) {
   if (!isGrouped() || !state.members || baseline()) return [];
   return plot.members.flatMap((item) => {
     const own = subjects.find((one) => one.runs.includes(item.run_id));
-    return own && isShown(own.id) ? [curveOf(item, { name: byId.get(item.run_id).name, ...styles.get(own.id), opacity: 0.3, width: 1, isPlain: true })] : [];
+    return own && isShown(own.id) ? [curveOf({ ...item, value: item.smoothed ?? item.value, smoothed: null }, { name: byId.get(item.run_id).name, ...styles.get(own.id), opacity: 0.3, width: 1, isPlain: true })] : [];
   });
 }
 
@@ -191,7 +196,7 @@ function showLegend() {
     else write({ hide: isShown(id) ? [...state.hide, id] : state.hide.filter((one) => one !== id) });
   };
   if (!by("names").childElementCount) {
-    const all = element("button", { type: "button", class: "quiet", id: "all", onclick: () => write({ hide: [] }) }, "Show all");
+    const all = element("button", { type: "button", class: "quiet", id: "all", onclick: () => write({ hide: [], brush: [] }) }, "Show all");
     by("names").append(...subjects.map(({ id, label }) => {
       return element("button", {
         type: "button", class: "quiet", "data-run": id, title: "Click: hide or show. Double click, or Shift and click: this one alone",
@@ -200,7 +205,7 @@ function showLegend() {
     }), all);
   }
   for (const button of by("names").querySelectorAll("[data-run]")) button.setAttribute("aria-pressed", String(isShown(button.dataset.run)));
-  by("all").hidden = !state.hide.length;
+  by("all").hidden = !state.hide.length && !state.brush.length;
 }
 
 /** Draw a run above the others in all panels. */
@@ -237,10 +242,70 @@ function takeGrouping() {
   by("baseline").addEventListener("change", () => write({ baseline: by("baseline").value }));
 }
 
+// ---- Configurations ------------------------------------------------------------------------------------------------
+
+/** Axes that are drawn unasked: keys of fewer values than runs first. */
+const MOST_AXES = 7;
+
+const KEYS = runs.length ? Object.keys(runs[0].config) : [];
+
+function firstAxes() {
+  const isName = (key) => new Set(runs.map((run) => JSON.stringify(run.config[key]))).size === runs.length && runs.every((run) => typeof run.config[key] === "string");
+  return [...KEYS].sort((one, other) => Number(isName(one)) - Number(isName(other))).slice(0, MOST_AXES);
+}
+
+const axesNow = () => (state.axes.length ? state.axes.filter((key) => KEYS.includes(key)) : firstAxes());
+
+const configurations = by("parallel") && new Configurations({ parallel: by("parallel"), scatter: by("scatter") }, () => ({
+  runs, keys: axesNow(), across: KEYS.includes(state.across) ? state.across : axesNow()[0], brushes: state.brush, chosen: state.chosen, isKnown: values.isKnown,
+  result: `${state.result} ${state.metric}`, resultOf: (run) => values.whole.get(run.id)?.[state.result] ?? null, isShown: (run) => isShown(run.id),
+}), {
+  onPoint: (run) => embolden(run && (isGrouped() ? subjects.find((one) => one.runs.includes(run.id))?.id : run.id)),
+  onChoose: (run) => write({ chosen: run && run.id !== state.chosen ? run.id : "" }),
+  onBrush: (brush) => write({ brush }),
+});
+
+function showConfigurations() {
+  if (!configurations) return;
+  configurations.draw();
+  by("chosen-run").replaceChildren(...configurations.chosenFacts());
+  by("across").value = configurations.view.across;
+  for (const box of by("axes").querySelectorAll("input")) box.checked = configurations.view.keys.includes(box.value);
+}
+
+function takeConfigurations() {
+  if (!configurations) return;
+  by("across").addEventListener("change", () => write({ across: by("across").value }));
+  by("axes").addEventListener("change", () => write({ axes: [...by("axes").querySelectorAll("input:checked")].map((box) => box.value) }));
+}
+
+// ---- Verdict ------------------------------------------------------------------------------------------------------
+
+/** Of what the verdict is, and since when: of live runs it is asked for again after a minute, as it reads all of their events. */
+let judged = "";
+let judgedAt = 0;
+const JUDGED_FOR = 60_000;
+
+/** What `steptape compare` says of each group beside the baseline; of two groups, the older one is the baseline unasked. */
+async function readVerdict() {
+  const asked = JSON.stringify([groupedBy, state.baseline]);
+  if (judged === asked && (!runs.some((run) => run.live) || Date.now() - judgedAt < JUDGED_FOR)) return;
+  [judged, judgedAt] = [asked, Date.now()];
+  const place = by("verdict");
+  if (!isGrouped() || subjects.length < 2) return place.replaceChildren();
+  if (!baseline() && subjects.length > 2) return place.replaceChildren(element("p", { class: "faint" }, "Choose a baseline to see which groups are better, and whether the runs can tell."));
+  const { items } = await ask(address("/api/v1/comparisons", { run: runs.map((run) => run.id), group: state.group, baseline: state.baseline })).catch((error) => ({ items: [{ sentence: error.message, explanations: [] }] }));
+  if (judged !== asked) return;
+  place.replaceChildren(...items.flatMap(({ sentence, explanations, baseline: a, candidate: b }, index) => [
+    element("p", { class: index ? "more" : null }, sentence),
+    ...(explanations.length ? [element("details", {}, element("summary", { class: "faint" }, `How it was judged: A is ${a}, B is ${b}`), explanations.map((line) => element("p", {}, line)))] : []),
+  ]));
+}
+
 // ---- Table --------------------------------------------------------------------------------------------------------
 
 /** Last, least and greatest value of each run: of the whole run, and of the part in view. */
-const values = { whole: new Map(), view: new Map() };
+const values = { whole: new Map(), view: new Map(), isKnown: false };
 const COLUMNS = ["last", "least", "greatest"];
 
 /** Mean and sample deviation of the finite ones of some values, and their number; null without any. */
@@ -272,7 +337,13 @@ async function readValues(request) {
   if (request < requests) return;
   values.whole = sums(whole);
   values.view = sums(view);
+  values.isKnown = true;
+  showConfigurations();
   showTable();
+  if (state.brush.length) {
+    showLegend();
+    redraw();
+  }
 }
 
 function sums(items) {
@@ -315,11 +386,12 @@ function showTable() {
     const row = table.querySelector(`tr[data-run="${CSS.escape(run.id)}"]`);
     const own = values.whole.get(run.id);
     row.classList.toggle("off", !isShown(run.id));
+    row.classList.toggle("current", run.id === state.chosen);
     for (const name of COLUMNS) {
       row.querySelector(`.${name}`).textContent = text(own?.[name]);
       row.querySelector(`.${name}-in-view`).textContent = text(values.view.get(run.id)?.[name]);
     }
-    showDifference(row, differenceOf(own?.last), base, [own?.at]);
+    showDifference(row, differenceOf(own?.last), base, isGrouped() ? null : [own?.at]);
   }
   const isDown = state.sort.startsWith("-");
   const column = isDown ? state.sort.slice(1) : state.sort;
@@ -369,11 +441,11 @@ function rangeOf(numbers) {
   return least === greatest ? shown(least) : `${shown(least)} to ${shown(greatest)}`;
 }
 
-/** A difference, and where the values are of other steps than the baseline's. */
+/** A difference, and the steps of the values where they are known and are not those of the baseline. */
 function showDifference(row, { difference, relative }, base, ends) {
   const steps = (all) => [...new Set(all.filter((step) => step !== undefined))].sort((one, other) => one - other);
-  const [own, its] = [steps(ends), base ? steps(base.runs.map((id) => values.whole.get(id)?.at)) : []];
-  const isElsewhere = difference !== undefined && own.join() !== its.join();
+  const [own, its] = [steps(ends ?? []), base ? steps(base.runs.map((id) => values.whole.get(id)?.at)) : []];
+  const isElsewhere = ends !== null && difference !== undefined && own.join() !== its.join();
   row.querySelector(".difference").replaceChildren(signed(difference), ...(isElsewhere ? [element("span", { class: "faint" }, ` step ${rangeOf(own)}, baseline ${rangeOf(its)}`)] : []));
   row.querySelector(".relative").textContent = relative === undefined ? "–" : `${signed(Number(relative.toPrecision(3)))}%`;
 }
@@ -393,15 +465,17 @@ const text = (value) => (value === null || value === undefined ? "–" : shown(v
 
 /** What must be read anew, or laid out anew, when the reader changes it; else it is drawn anew. Old values under a new heading would mislead. */
 const READ = new Set(["axis", "x", "smooth", "from", "to", "metric", "group", "members", "baseline"]);
+const DRAWN = new Set(["result", "across", "axes", "brush", "chosen", "hide"]);
 const OTHER_VALUES = new Set(["group", "members", "baseline"]);
 const LAID_OUT = new Set(["search", "pin", "size", "order", "metric"]);
-const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "size", "order", "members"];
+const CONTROLS = ["metric", "axis", "x", "smooth", "log", "logx", "search", "size", "order", "members", ...(by("result") ? ["result"] : [])];
 
 onChange((now, changed) => {
   state = now;
   showControls(CONTROLS.filter((one) => changed.includes(one)), state);
   showGrouping();
   showBaseline();
+  if (changed.some((name) => DRAWN.has(name))) showConfigurations();
   showLegend();
   showTable();
   if (changed.some((name) => LAID_OUT.has(name))) showPanels();
@@ -432,6 +506,7 @@ if (runs.length && metrics.length) {
   takeControls(CONTROLS, () => metrics.find((one) => one !== state.metric) ?? metrics[0]);
   takeTable();
   takeGrouping();
+  takeConfigurations();
   showControls(CONTROLS, state);
   showGrouping();
   showBaseline();

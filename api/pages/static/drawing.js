@@ -167,7 +167,7 @@ const DENSE = 2000;
 function paintCurve(pen, curve, frame, view) {
   const { colour, width = 1.4, opacity = 1, dash = [] } = curve;
   const isDense = view.curves.reduce((sum, one) => sum + one.xs.length, 0) > DENSE;
-  const style = { colour, width: isDense ? Math.min(1, width) : width * frame.scale, opacity, dash: dash.map((length) => length * frame.scale) };
+  const style = { colour, width: isDense && !curve.band ? Math.min(1, width) : width * frame.scale, opacity, dash: dash.map((length) => length * frame.scale) };
   if (curve.smoothed) {
     const raw = pen.path();
     traceCurve(raw, curve.xs, curve.ys, frame, view);

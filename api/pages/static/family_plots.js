@@ -1,6 +1,6 @@
 // Draws a family of series in one panel: a line for each member, coloured by its number, or a heat map.
 import { curveOf, distinct } from "./chart.js";
-import { colour } from "./colours.js";
+import { colours, depthAt } from "./colours.js";
 import { element, shown, toNumber } from "./dom.js";
 
 /** Columns of a heat map: more are narrower than a pixel or two. */
@@ -41,7 +41,7 @@ export const nameOf = (member) => `${member.word} ${member.number}`.trim();
 export function curvesOf(members) {
   const width = members.length > WIDE ? 0.9 : 1.3;
   const places = placesOf(members);
-  return members.map((member, index) => curveOf(member.item, { name: nameOf(member), colour: between(colours("--depth"), places[index]), width, isPlain: member.item.x.length > DOTTED }));
+  return members.map((member, index) => curveOf(member.item, { name: nameOf(member), colour: depthAt(places[index]), width, isPlain: member.item.x.length > DOTTED }));
 }
 
 /** What the colours of the lines mean: a bar from the lowest number to the highest. */
@@ -106,17 +106,4 @@ function placesOf(members) {
   const first = members[0].number;
   const span = members.at(-1).number - first || 1;
   return members.map((member) => (member.number - first) / span);
-}
-
-const colours = (name) => colour(name).split(",").map((text) => text.trim());
-
-/** A colour at a place between the first (0) and the last (1) of a list of `#rrggbb`. */
-function between(stops, place) {
-  const at = place * (stops.length - 1);
-  const low = Math.min(stops.length - 2, Math.floor(at));
-  const parts = [1, 3, 5].map((start) => {
-    const [from, to] = [stops[low], stops[low + 1]].map((stop) => Number.parseInt(stop.slice(start, start + 2), 16));
-    return Math.round(from + (at - low) * (to - from));
-  });
-  return `rgb(${parts.join(", ")})`;
 }

@@ -21,7 +21,7 @@ const actions = {
   k: () => move(-1),
   Enter: () => current()?.querySelector("a")?.click(),
   x: () => current()?.querySelector("input[type=checkbox]")?.click(),
-  c: () => document.getElementById("compare")?.click(),
+  c: () => (document.querySelector("#compare:enabled") ?? document.querySelector("#compare-found a"))?.click(),
   g: () => location.assign(`${root}/`),
   b: () => location.assign(`${root}/backtest`),
   "?": () => document.getElementById("keys").showModal(),

@@ -184,6 +184,8 @@ document.addEventListener("submit", (event) => {
   for (const id of selectedIds()) {
     if (!present.has(id)) event.target.append(element("input", { type: "hidden", name: "run", value: id }));
   }
+  const { group } = event.target.dataset;
+  if (group && event.submitter?.id === "compare") event.target.append(element("input", { type: "hidden", name: "group", value: group }));
 });
 
 // ---- Saved views --------------------------------------------------------------------------------------------------
