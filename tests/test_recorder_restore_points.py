@@ -15,7 +15,7 @@ from torch import nn
 
 from steptape import Recorder, TelemetryError, open_run, verify
 from steptape.recorder.operations.restore_points import RestorePoints
-from steptape.store.events import Event
+from steptape.store.events import FACT_KINDS, Event
 
 BACK = "undo.to(before=3) if loss > 100 or not isfinite(loss)"
 
@@ -416,7 +416,7 @@ def test_a_skip_of_further_updates_leaves_out_as_many(tmp_path: Path) -> None:
 
 
 def test_what_an_undo_has_done_is_known_after_a_resume(tmp_path: Path) -> None:
-    """The checkpoint is younger than the undo."""
+    """The checkpoint is younger than the undo. The new process has no point yet."""
     rules = (BACK, 'warn "{undos} {undos_to_point}" if undos > 0 and step % 5 == 0')
     training = Training(tmp_path, rules, disturbed=(18,))
     training.rec.restore_points(training.model, training.optimizer, every=5)
@@ -428,16 +428,31 @@ def test_what_an_undo_has_done_is_known_after_a_resume(tmp_path: Path) -> None:
             rec.step(loss=1.0)
     said = [event.attrs["message"] for event in open_run(rec.folder).events() if event.attrs.get("message")]
 
-    assert said == ["1 1", "1 1"]
+    assert said == ["1 1", "1 0"]
+    assert verify(open_run(rec.folder)).identical
+
+
+def test_rules_know_no_point_after_a_resume_until_the_process_has_one(tmp_path: Path) -> None:
+    """Data of another level then order no undo that would be refused, and the next point is of their level."""
+    model, state = model_of(), None
+    for loss in (1.0, 9.0):
+        with Recorder(tmp_path, rules=["undo.to(before=1) if loss > 2 * at_point(loss)"], resume=state) as rec:
+            rec.restore_points(model, torch.optim.SGD(model.parameters(), lr=0.1), every=5)
+            for _ in range(12):
+                rec.step(loss=loss)
+            state = rec.state_dict()
+    facts = [(event.kind, event.step) for event in open_run(rec.folder).events() if event.kind in FACT_KINDS]
+
+    assert facts == [("restore_point", step) for step in (5, 10, 15, 20)]
     assert verify(open_run(rec.folder)).identical
 
 
 def test_undos_that_a_rollback_takes_back_still_count(tmp_path: Path) -> None:
-    """Otherwise a rule that gives up after some tries never would."""
+    """Otherwise a rule that gives up after some tries never would. The points before the checkpoint remain."""
     rules = [
         BACK,
         "rollback.to(last) if loss < 0",
-        'warn "{undos} {rollbacks}" if rollbacks > 0',
+        'warn "{undos} {rollbacks}" if rollbacks > 0 and at_point(loss) > 0',
     ]
     training = Training(tmp_path, rules, disturbed=(18,))
     training.rec.restore_points(training.model, training.optimizer, every=5)

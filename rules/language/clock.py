@@ -71,7 +71,7 @@ class Clock:
         updates_applied, updates_skipped: ``step_end`` events so far, by whether their update changed the model.
         undos, rollbacks: How often the training went back to a restore point, or to a checkpoint.
         undos_to_point: How often to the newest restore point.
-        points: The steps of the newest restore points, oldest first.
+        points: The steps of the newest restore points of the process, oldest first.
         reached_step: The highest step so far.
         reached_epoch: The highest epoch so far; None before the first.
         plan: What the loop has declared so far, where each attempt begins with the plan of the newest.
@@ -95,6 +95,7 @@ class Clock:
         self.updates_skipped = 0
         self.undos = self.rollbacks = self.undos_to_point = 0
         self.points: tuple[int, ...] = ()
+        self._points_left: tuple[tuple[int, ...], int] = ((), 0)
         self.reached_step = 0
         self.reached_epoch: float | None = None
         self._attempt = 0
@@ -108,6 +109,8 @@ class Clock:
         if event.attempt != self._attempt:
             self._before_ns += self._elapsed_ns
             self._attempt, self._elapsed_ns = event.attempt, 0
+            self._points_left = self.points, self.undos_to_point
+            self.points, self.undos_to_point = (), 0  # Another process holds none of them.
             self.own_plan = self._earlier.get(event.attempt, self._first_plan)
         self._elapsed_ns = max(self._elapsed_ns, event.elapsed_ns)
         self.reached_step = max(self.reached_step, event.step)
@@ -134,7 +137,9 @@ class Clock:
             self.points, self.undos_to_point = (*self.points, event.step)[-_MAX_POINTS:], 0
         elif event.kind == OPERATION_APPLIED:
             self.undos = event.attrs.get("undos", self.undos)
-            self.rollbacks = event.attrs.get("rollbacks", self.rollbacks)
+            if "rollbacks" in event.attrs:  # Which began an attempt in the process that holds the points.
+                self.rollbacks = event.attrs["rollbacks"]
+                self.points, self.undos_to_point = self._points_left
             if (back := event.attrs.get("point_step")) is not None:
                 self.points = tuple(step for step in self.points if step <= back)
                 self.undos_to_point = event.attrs["times"]

@@ -17,10 +17,13 @@ from ..readings.fold import STREAK
 from ..readings.milestone import Milestone, MilestoneTracker
 from ..readings.past_decisions import FIRED_NOW, PastDecisions
 from ..readings.reading import Names, Need, SeriesKey
+from ..readings.restore_point import ValueAtPoint
 from .declarations import AdmittedSeries, Controller, Recorded, RecordedDefinition, StateDeclaration
 
 #: Facts about the run for which an engine has to look at every event.
-_CLOCKED_FACTS: Final = frozenset({"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped"})
+_CLOCKED_FACTS: Final = frozenset(
+    {"elapsed_s", "samples_seen", "tokens_seen", "updates_applied", "updates_skipped", "undos_to_point"}
+)
 
 #: Questions about a controller that its answers tell, whether it decides or not; and what it decides at this event.
 _TOLD_BY_ANSWERS: Final = frozenset({STREAK, FIRED_NOW})
@@ -94,8 +97,8 @@ class Blueprint:
         admissions: The series of admitted values.
         asked: The rules to evaluate, by kind of event.
         families: The families of series, each with the series that a member has: its own, and those computed from it.
-        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, on milestones, or on
-            the steps, epochs or times at which values came.
+        needs_clock: Whether rules depend on the training time, samples or evaluations of the run, on milestones, on
+            restore points, or on the steps, epochs or times at which values came.
         counting: The kinds of events that count for each milestone.
     """
 
@@ -167,9 +170,9 @@ def draw_blueprint(
         names.cell_of(state.name)
         names.state_of(state.name)
     counting = dict(_counting(controllers, states))
-    facts = {reference.fact for rule in rules for reference in rule.references.values()}
+    references = [reference for rule in rules for reference in rule.references.values()]
     needs_clock = bool(counting) or any(need.reach for need in needs.values()) or any(map(_is_clocked, controllers))
-    needs_clock |= not facts.isdisjoint(_CLOCKED_FACTS)
+    needs_clock |= any(each.fact in _CLOCKED_FACTS or isinstance(each, ValueAtPoint) for each in references)
     families = _families(needs, computations.values())
     return Blueprint(
         names, needs, tuple(computations.values()), tuple(admissions), asked, families, needs_clock, counting

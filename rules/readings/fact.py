@@ -48,7 +48,7 @@ CONTEXT: Final[Mapping[str, str]] = MappingProxyType(
         "updates_skipped": "The updates so far that the loop attempted and skipped, as mixed precision does where a "
         "gradient is not finite: `rec.step(..., applied=False)`.",
         "undos": "How often the training went back to a restore point, as `undo.to` orders. No undo changes it.",
-        "undos_to_point": "How often it went back to the newest restore point.",
+        "undos_to_point": "How often it went back to the newest restore point. 0 without one, as after a resume.",
         "rollbacks": "How often the run was rolled back to a checkpoint, over all its attempts.",
         "undefined": "Never known, as in `loss if isfinite(loss) else undefined`.",
     }

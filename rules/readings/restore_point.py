@@ -36,7 +36,8 @@ FUNCTIONS: Final = (
     Function(
         "at_point",
         "at_point(s)",
-        "The value at the newest restore point: the level to which `undo.to` returns. Undefined before the first one.",
+        "The value at the newest restore point: the level to which `undo.to` returns. Undefined before the first one, "
+        "and after a resume before the next one.",
     ),
 )
 
