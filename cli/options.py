@@ -707,7 +707,8 @@ class ServeArguments(NamedTuple):
         str, typer.Option(metavar="PATH", help="Path under which a reverse proxy serves this server, as /steptape.")
     ] = ""
     rules_folder: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder of rule files that clients can use by name.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of rule files that clients can use by name, and save to."),
     ] = None
     gauges: Annotated[
         list[str] | None,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from command_line import call
 
-from api_serving import PATIENT, RUN, recorded, served
+from api_serving import PATIENT, RUN, ended, recorded, served
 from steptape import Recorder, open_store
 from steptape.api.middleware.gate import parse_tokens
 from steptape.rules.policy_file.policy import load_policy
@@ -108,17 +108,6 @@ def test_a_place_without_a_rule_is_a_problem_of_the_request(client: httpx.Client
     assert "no value of 'loss' at steps 500 to 600" in answer.json()["detail"]
 
 
-def test_rule_files_are_sorted_by_the_runs_in_which_they_could_fire(client: httpx.Client) -> None:
-    """What no run records comes last, whatever its name; without runs, names sort them."""
-    items = client.get("/api/v1/policies", params={"run": "spiky"}).json()["items"]
-    plain = client.get("/api/v1/policies").json()["items"]
-    counts = {item["name"]: item["could_fire"] for item in items}
-
-    assert (items[0]["name"], counts["loss_spike"], counts["bad_batches"], counts["mine"]) == ("loss_spike", 1, 0, 0)
-    assert [item["name"] for item in plain] == sorted(counts)
-    assert {item["could_fire"] for item in plain} == {None}
-
-
 def test_a_rule_file_is_saved_and_then_known(client: httpx.Client, folder: Path) -> None:
     """Its text has the values of its params. The answer is the path that a recorder takes."""
     answer = put(client, "saved", params={"limit": 4})
@@ -198,3 +187,30 @@ def test_a_server_without_a_folder_says_how_to_get_one(folder: Path) -> None:
 
     assert (answer.status_code, answer.json()["code"]) == (409, "not-saved")
     assert "--rules-folder" in answer.json()["hint"]
+
+
+def test_a_sweep_is_judged_out_of_sample_and_certified(tmp_path: Path) -> None:
+    """Each point of the front has its place on families that did not choose it; ten families are too few to certify."""
+    for number in range(10):
+        with Recorder(tmp_path, name=f"run {number}", group=str(number), quiet=True) as rec:
+            for step in range(1, 31):
+                rec.step(loss=9.0 / step + number / 1000)
+                rec.evaluate(eval_loss=1.0 + 1 / step + number / 1000)
+    asked = {"policy": "stop if loss < {0.35, 0.4, 0.6}", "family": "group", "split": "families", "certify": True}
+    with served(tmp_path, limits=PATIENT) as client:
+        job = ended(client, client.post("/api/v1/sweeps", json=asked).json())
+        result = client.get(job["result"]).json()
+
+    assert (result["split"]["kind"], result["split_refused"]) == ("families", "")
+    assert [point["variant"] for point in result["out_of_sample"]] == result["front"] != []
+    assert (result["certification"]["certified"], result["certification"]["families"]) == (None, 10)
+    assert result["certification"]["fewest_families"] > 10
+
+
+def test_a_sweep_over_too_few_families_says_why_it_is_not_split(client: httpx.Client) -> None:
+    """It has its front in sample."""
+    asked = {"policy": "stop if loss < {0.1, 0.3}", "runs": [RUN], "split": "families"}
+    result = client.get(ended(client, client.post("/api/v1/sweeps", json=asked).json())["result"]).json()
+
+    assert result["split"] is None
+    assert "famil" in result["split_refused"]

@@ -100,7 +100,7 @@ SHOWN = {
     "": "document.querySelectorAll('table.runs tbody tr').length > 1",
     "runs": f"{curve('loss')} && document.querySelector('[data-fragment] td')",
     "compare": f"{curve('loss')} && document.querySelector('#table td.last').textContent !== '\N{EN DASH}'",
-    "backtest": "document.querySelector('#start')",
+    "backtest": "document.querySelector('#start:enabled')",
 }
 
 
@@ -270,11 +270,11 @@ def test_what_a_backtest_is_asked_is_in_its_address(open_page: Callable[..., Any
 
 def test_a_backtest_names_what_is_wrong_with_its_address(open_page: Callable[..., Any]) -> None:
     """Nothing in it is ignored in silence."""
-    page = open_page("/backtest?policy=gard&run=fre&param=spik=3&saves=keep&metric=loss")
-    when(page, "document.querySelector('#problems p')")
+    page = open_page("/backtest?policy=gard&run=fre&param=spik=3&saves=keep&colour=red")
+    when(page, "document.querySelectorAll('#problems p').length === 4")
     said = page.locator("#problems p").all_inner_texts()
 
-    assert [sentence.split(":")[0] for sentence in said] == ["policy", "run", "metric", "param"]
+    assert [sentence.split(":")[0] for sentence in said] == ["policy", "run", "colour", "param"]
 
 
 def test_a_backtest_is_run_read_and_run_again_with_another_parameter(open_page: Callable[..., Any]) -> None:
@@ -443,10 +443,10 @@ def test_the_rules_stay_within_their_column(open_page: Callable[..., Any]) -> No
     """The length of their lines does not matter, next to the report and on a phone."""
     for width in (1280, 390):
         page = open_page("/backtest?policy=guard", width=width)
-        page.click("aside summary")
+        when(page, "document.querySelector('#rule').value")
         inner, outer = (
             page.evaluate(f"document.querySelector('{part}').getBoundingClientRect().right")
-            for part in ("aside pre", "aside")
+            for part in ("#rule", ".rule")
         )
 
         assert inner <= outer

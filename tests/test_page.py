@@ -319,23 +319,32 @@ def test_runs_that_are_compared_show_what_they_differ_in(client: httpx.Client) -
     ]
 
 
-def test_a_policy_of_the_folder_can_be_chosen_and_its_params_changed(client: httpx.Client) -> None:
-    """The list holds the shipped policies, too."""
+def test_a_policy_of_the_folder_can_be_chosen(client: httpx.Client) -> None:
+    """The editor gets its text, and the names of the language. The list holds the shipped policies, too."""
     text = client.get("/backtest", params={"policy": "guard"}).text
+    data = data_of(text)
 
-    assert data_of(text) == {"policy": "guard", "params": {"spike": 3.0, "window": 20}, "faults": []}
+    assert (data["policy"], data["text"].strip(), data["faults"]) == ("guard", POLICY.strip(), [])
+    assert {"median", "stop", 'warn "text"', "controllers", "triggers"} <= {word["text"] for word in data["words"]}
     assert ">overfitting</option>" in text
 
 
-def test_only_a_policy_that_saves_asks_what_becomes_of_the_loop_s_checkpoints(client: httpx.Client) -> None:
-    """The others change none."""
-    texts = {name: client.get("/backtest", params={"policy": name}).text for name in ("guard", "trac_fig3")}
+def test_a_question_chooses_the_runs_of_a_backtest(client: httpx.Client) -> None:
+    """Runs that are named count, too; a question that is none is told."""
 
-    assert [name for name, text in texts.items() if '<select id="saves">' in text] == ["guard"]
+    def ticked(**asked: str) -> int:
+        return len(re.findall(r'name="run" [^>]* checked', client.get("/backtest", params=asked).text))
+
+    fault = data_of(client.get("/backtest", params={"where": "lr<<1"}).text)["faults"][0]
+
+    assert ticked() == ticked(where="steps>0") > ticked(where="name:free") == 1
+    assert ticked(where="name:free", run="guarded") == 2
+    assert ticked(where="name:nobody") == 0
+    assert fault.startswith("where: ")
 
 
-def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> None:
-    """The page still works, and other policies can be chosen."""
+def test_a_policy_that_does_not_load_can_be_mended_in_the_editor(tmp_path: Path) -> None:
+    """The page works, and a check of the text tells its errors."""
     (tmp_path / "broken.yaml").write_text("controllers: [{name: x, triggers: [on_step_ned], rule: loss > 1}]\n")
     (tmp_path / "runs").mkdir()
 
@@ -343,7 +352,7 @@ def test_a_policy_that_does_not_load_is_told_with_its_errors(tmp_path: Path) -> 
         answer = httpx.get(f"{url}/backtest?policy=broken", timeout=PATIENCE_S)
 
     assert answer.status_code == 200
-    assert "on_step_ned" in answer.text
+    assert "on_step_ned" in data_of(answer.text)["text"]
 
 
 @pytest.mark.parametrize("path", ["/runs/nobody", "/compare?run=nobody", "/runs/nobody/worst-samples"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -28,16 +29,12 @@ from ..answers import IN_EVERY_FORM, model_answer, page_answer
 from ..models import FormedQuery, FreeObject, Int64, Model, Page, RequestModel
 from ..problems import InvalidRequest, NameTaken, NotSaved
 from ..workers.pool import RuleWorkers
-from ..workers.worker_requests import FiringsTrial, FitTrial, PolicyTrial, ProposalTrial, ScenarioTrial
+from ..workers.worker_requests import FiringsTrial, PolicyTrial, ProposalTrial, ScenarioTrial
 
 router = APIRouter()
 
-#: Most runs for which rule files are sorted, and most whose firings one answer has.
-MOST_FITTED: Final = 10
+#: Most runs whose firings one answer has.
 MOST_AT_ONCE: Final = 200
-
-#: The rule file that is named first among equals: what it reads, most runs record.
-PREFERRED: Final = "loss_spike"
 
 #: Names of rule files to save. They are file names, so they have no slash and begin with no dot.
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
@@ -55,15 +52,6 @@ class PolicyRow(Model):
     params: FreeObject
     error: str | None
     """Why it does not load; null if it does."""
-    could_fire: int | None = None
-    """In how many of the runs in `run` it could fire, whatever their values; null without runs."""
-
-
-class PolicyQuery(FormedQuery):
-    """Query parameters of a list of rule files."""
-
-    run: list[str] = Field(default_factory=list, max_length=MOST_FITTED)
-    """Ids of runs, or names that only one run has. The rule files that could fire in most of them come first."""
 
 
 class SavedPolicy(Model):
@@ -116,23 +104,11 @@ class RunPolicyPage(Page):
 
 
 @router.get("/policies", summary="Rule files", response_model=PolicyPage, responses=IN_EVERY_FORM)
-async def list_policies(request: Request, store: OpenStore, query: Annotated[PolicyQuery, InQuery()]) -> Response:
+def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) -> Response:
     """Return the policies that come with steptape, and those of the folder that the server was given."""
     known = policies_known(request.app.state.policies)
-    items = await run_in_threadpool(lambda: [_row(name, path) for name, path in sorted(known.items())])
-    if query.run:
-        folders = await run_in_threadpool(_folders, store, query.run)
-        files = {name: str(path) for name, path in known.items()}
-        found: dict[str, list[int]] = await _workers(request).run_trial(FitTrial(files, folders))
-        items = sorted(items, key=lambda item: _fitness(item, found.get(item.name)))
-        items = [item.model_copy(update={"could_fire": found.get(item.name, [0])[0]}) for item in items]
+    items = [_row(name, path, file_stamp(path)) for name, path in sorted(known.items())]
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
-
-
-def _fitness(item: PolicyRow, found: Sequence[int] | None) -> tuple[object, ...]:
-    """Return what sorts rule files: by the runs in which they, and each of their rules, could fire."""
-    could_fire, of_rules, rules = found or (0, 0, 1)
-    return -could_fire, item.origin == "shipped", -of_rules / max(rules, 1), item.name != PREFERRED, item.name
 
 
 @router.get("/policies/{name}", summary="One rule file with its text", response_model=PolicyDetail)
@@ -142,7 +118,7 @@ def read_policy(
     """Return a policy and its text."""
     path = policy_named(name, request.app.state.policies)
     text = path.read_text(encoding="utf-8", errors="replace")
-    return model_answer(request, PolicyDetail(**dict(_row(name, path)), text=text))
+    return model_answer(request, PolicyDetail(**dict(_row(name, path, file_stamp(path))), text=text))
 
 
 @router.put("/policies/{name}", summary="Save a rule file", status_code=201)
@@ -202,7 +178,9 @@ def list_run_policies(request: Request, run: RequestedRun, query: Annotated[Form
     return page_answer(request, RunPolicyPage(items=items, next=None), query.format)
 
 
-def _row(name: str, path: Path) -> PolicyRow:
+@lru_cache(maxsize=256)
+def _row(name: str, path: Path, _stamp: tuple[int, int]) -> PolicyRow:
+    # All shipped rule files take 2 s of processor time to load.
     origin: Literal["shipped", "folder"] = "shipped" if path == shipped_policies().get(name) else "folder"
     try:
         policy = load_policy(path)
@@ -269,6 +247,8 @@ class CheckAnswer(Model):
     """The values of its params; null if it does not load."""
     choices: dict[str, list[Param]] = Field(default_factory=dict)
     """The values to try that sentences have in braces, by the param that takes their place."""
+    ranges: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
+    """Least and greatest value of a slider and its step, by param that is a number."""
     rule_file: str | None = None
     """The text as a rule file with these values of its params; null if it does not load."""
     asks_for_checkpoints: bool = False

@@ -157,7 +157,8 @@ class Scope(IntEnum):
     """The permissions of a token; ``WRITE`` includes ``READ``, and ``ADMIN`` includes all.
 
     ``RECORD`` pushes runs and reads nothing: a training job needs no more. ``READ`` reads, including SQL queries and
-    rule checks. ``WRITE`` annotates runs, asks running ones to stop, save or evaluate, starts jobs and cancels its own.
+    rule checks. ``WRITE`` annotates runs, asks running ones to stop, save or evaluate, starts jobs and cancels its own,
+    and saves rule files.
     ``ADMIN`` pushes, too, and cancels the jobs of all tokens.
     """
 

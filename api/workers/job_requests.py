@@ -127,6 +127,10 @@ class SweepRequest(PolicyJobRequest):
         default_factory=dict, max_length=20
     )
     """Values to try, by param. Sentences have theirs in braces: `stop if loss > {3..10}`."""
+    split: Literal["families", "walk-forward"] | None = None
+    """How to judge the best trade-offs on runs that did not choose them: by families, or by time."""
+    certify: bool = False
+    """Whether to choose the variant that saves most while it keeps the risk, with the confidence."""
 
     @model_validator(mode="after")
     def _values_to_try(self) -> SweepRequest:

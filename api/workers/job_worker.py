@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from ...replay.backtests.backtesting import backtest
 from ...replay.backtests.baselines import baselines_named
+from ...replay.choosing.certification_report import certification_json
+from ...replay.choosing.certifying import certify
+from ...replay.choosing.out_of_sample import optimism_of
 from ...replay.reports.json_report import report_json
 from ...replay.reports.page import report_page
 from ...replay.reports.recommendation import advice_json, advise
@@ -117,21 +120,39 @@ def _backtest(request: BacktestRequest, policy: Policy, runs: Sequence[Run], tol
 
 
 def _sweep(request: SweepRequest, policy: Policy, runs: Sequence[Run], told: Told) -> JobResult:
+    passes = 2 if request.certify else 1
+
+    def told_in(number: int) -> Told:
+        return lambda progress: told(Progress(number * progress.total + progress.done, passes * progress.total))
+
+    shared: dict[str, Any] = {
+        "objective": _objectives(request),
+        "renames": request.renames,
+        "saves": request.saves,
+        "family": request.family,
+        "plans_by_length": request.plans_by_length,
+        "confidence": request.confidence,
+    }
     result = sweep(
         policy,
         request.axes,
         runs,
-        objective=_objectives(request),
-        renames=request.renames,
-        saves=request.saves,
-        on_progress=told,
-        family=request.family,
-        plans_by_length=request.plans_by_length,
+        on_progress=told_in(0),
         risk=request.limited,
-        confidence=request.confidence,
-        keep_outcomes=False,
+        keep_outcomes=request.split is not None,
+        **shared,
     )
-    return JobResult(encoded(sweep_json(result)))
+    judged, refusal = None, ""
+    if request.split is not None:
+        try:
+            judged = optimism_of(result, request.split)
+        except TelemetryError as error:
+            refusal = str(error)
+    document = sweep_json(result, judged) | {"split_refused": refusal}
+    if request.certify:
+        found = certify(policy, request.axes, runs, request.limited, on_progress=told_in(1), **shared)
+        document["certification"] = certification_json(found, None if found.params is None else found.certificate())
+    return JobResult(encoded(document))
 
 
 def _recommendation(request: RecommendationRequest, runs: Sequence[Run], told: Told) -> JobResult:

@@ -8,16 +8,15 @@ and 0.03 s for others.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ...replay.columns.variants import MAX_VARIANTS
-from ...replay.policies.findings_on_runs import compared_with, reach_of
+from ...replay.policies.findings_on_runs import compared_with
 from ...replay.policies.proposing import NoRule, propose
 from ...replay.sweeps.quick_firings import AskedRun, QuickFirings
 from ...rules.checks.findings import Finding, findings_of
@@ -31,7 +30,7 @@ from ...store.errors import TelemetryError, shortened
 from ...store.own_process import TimeBudget, limit_process
 from ...store.run import Run
 from ..problems import InvalidRequest
-from .worker_requests import FiringsTrial, FitTrial, JobTrial, PolicyTrial, ProposalTrial, ScenarioTrial
+from .worker_requests import FiringsTrial, JobTrial, PolicyTrial, ProposalTrial, ScenarioTrial
 
 #: Name in messages of the policy in the request.
 SENT: Final = "policy"
@@ -79,9 +78,33 @@ def check(trial: PolicyTrial) -> dict[str, object]:
         "could_fire": could_fire,
         "params": dict(policy.params),
         "choices": choices,
+        "ranges": {
+            name: _range_of(value, choices.get(name, ())) for name, value in policy.params.items() if is_number(value)
+        },
         "rule_file": rule_file,
         "asks_for_checkpoints": policy.asks_for_checkpoints,
     }
+
+
+def is_number(value: Param) -> bool:
+    """Whether a param is a number that a slider can change."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _range_of(value: Any, choices: Sequence[Any]) -> tuple[float, float, float]:
+    """Return the ends and the step of a slider: of the values to try, or up to four times a value.
+
+    >>> _range_of(2, [2, 3, 5]), _range_of(2.0, ()), _range_of(50, ())
+    ((2, 5, 1), (0.5, 8.0, 0.1), (1, 200, 1))
+    """
+    tried = sorted(filter(is_number, choices))
+    if len(tried) > 1:
+        return tried[0], tried[-1], min(float(f"{b - a:.6g}") for a, b in itertools.pairwise(tried)) or 1
+    size = abs(value) or 1
+    if isinstance(value, int):
+        return min(value, 1) if value >= 0 else 4 * value, max(4 * size, 4), max(1, round(size / 50))
+    step = 10.0 ** (math.floor(math.log10(size)) - 1)
+    return (-4 * size if value < 0 else float(f"{size / 4:.2g}")), 4 * size, float(f"{step:.1g}")
 
 
 class _Sent(NamedTuple):
@@ -126,22 +149,6 @@ def firings(trial: FiringsTrial) -> list[dict[str, object]]:
     policy = _sent(trial.text, trial.params).policy
     runs = [AskedRun(Run(Path(folder)), stamp) for folder, stamp in trial.runs]
     return [each._asdict() for each in _FIRINGS.of(policy, runs, trial.text)]
-
-
-def fit(trial: FitTrial) -> dict[str, list[int]]:
-    """Return for each rule file that loads in how many of the runs it, and each of its rules, could fire."""
-    found, runs = {}, [Run(Path(folder)) for folder in trial.folders]
-    for name, path in trial.files.items():
-        with suppress(PolicyError):
-            reach = reach_of(_loaded(path, Path(path).stat().st_mtime_ns), runs)
-            found[name] = [reach.could_fire, sum(reach.controllers.values()), len(reach.controllers)]
-    return found
-
-
-@lru_cache(maxsize=64)
-def _loaded(path: str, _changed_ns: int) -> Policy:
-    # A large rule file takes 0.4 s to load.
-    return load_policy(path)
 
 
 def proposal(trial: ProposalTrial) -> dict[str, object]:
@@ -226,7 +233,6 @@ def _problems(problems: Iterable[PolicyProblem]) -> list[dict[str, object]]:
 _ANSWERS: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = {
     "PolicyTrial": lambda fields: check(PolicyTrial(**fields)),
     "FiringsTrial": lambda fields: firings(FiringsTrial(**fields)),
-    "FitTrial": lambda fields: fit(FitTrial(**fields)),
     "ProposalTrial": lambda fields: proposal(ProposalTrial(**fields)),
     "ScenarioTrial": lambda fields: test(ScenarioTrial(**fields)),
     "JobTrial": lambda fields: check_job(JobTrial(**fields)),

@@ -40,13 +40,6 @@ class FiringsTrial(NamedTuple):
     runs: Sequence[tuple[str, str]]
 
 
-class FitTrial(NamedTuple):
-    """Files of policies by name, to find in how many of the runs in ``folders`` each could fire."""
-
-    files: Mapping[str, str]
-    folders: Sequence[str]
-
-
 class ProposalTrial(NamedTuple):
     """A place of the curve of a metric in the run in a folder, for which a rule is wanted."""
 
@@ -90,4 +83,4 @@ class HealthTrial(NamedTuple):
     renames: tuple[tuple[str, str], ...] = ()
 
 
-Trial: TypeAlias = PolicyTrial | FiringsTrial | FitTrial | ProposalTrial | ScenarioTrial | JobTrial
+Trial: TypeAlias = PolicyTrial | FiringsTrial | ProposalTrial | ScenarioTrial | JobTrial

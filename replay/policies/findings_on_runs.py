@@ -210,16 +210,6 @@ def compared_with(
     return PolicyOnRuns(as_typed(policy, found), list(_lacked(policy, facts)), _reach(policy, unable))
 
 
-def reach_of(policy: Policy, runs: Sequence[Run]) -> FiringReach:
-    """Return in how many runs a policy could fire, whatever their values. See ``compared_with``, which says more."""
-
-    def unable_in(snapshot: Snapshot) -> tuple[Never | None, ...]:
-        info, stream, filtered = _contents(snapshot, policy, ())
-        return could_not_fire(policy, StreamAppearances(stream, plan_of(info), filtered))
-
-    return _reach(policy, [run.read(unable_in) for run in runs])
-
-
 def _mute(
     policy: Policy, places: PolicyPlaces, mute: Iterable[MuteRule], known: Collection[Finding]
 ) -> Iterator[Finding]:

@@ -264,8 +264,8 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         yield {**row, **tried, **own}
 
 
-def sweep_json(result: Sweep) -> JsonObject:
-    """Return a whole sweep as one JSON object."""
+def sweep_json(result: Sweep, judged: Optimism | None = None) -> JsonObject:
+    """Return a whole sweep as one JSON object, with a split also its front out of sample."""
     objective = result.objective
     return {
         "policy": {"source": result.policy.source, "digest": result.policy.digest},
@@ -295,6 +295,8 @@ def sweep_json(result: Sweep) -> JsonObject:
         "variants": result.frame().to_dicts(),
         "front": list(result.front),
         "sample": "in",
+        "split": None if judged is None else judged.to_json(),
+        "out_of_sample": [] if judged is None else [point_json(point) for point in judged.points],
         "engine_reasons": dict(result.engine_reasons),
     }
 

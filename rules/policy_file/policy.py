@@ -28,7 +28,7 @@ from ..readings.fact import ContextValue
 from ..readings.reading import Param
 from .blueprint import Blueprint, draw_blueprint
 from .classes import ArgumentValue, Registry
-from .controllers import read_controllers, read_name, read_span, read_states
+from .controllers import CONTROLLER_KEYS, read_controllers, read_name, read_span, read_states
 from .declarations import (
     SEMANTICS_VERSION,
     AdmittedSeries,
@@ -809,3 +809,6 @@ DOCUMENT_KEYS: Final[tuple[Key[Declarations], ...]] = (
     Key("cooldowns", _read_cooldowns, "mapping | Spans by name, which rules can share."),
     Key("controllers", read_controllers, "list | The rules. A file without any decides nothing."),
 )
+
+#: The names of all keys of a file and of its rules.
+KEYS: Final = tuple(dict.fromkeys(key.name for key in (*DOCUMENT_KEYS, *CONTROLLER_KEYS)))

@@ -27,6 +27,9 @@ from .operations import WORDS
 
 FORM: Final = "Write ACTION [and ACTION] if CONDITION [for N steps] [once] [at most every N steps] [after N steps]."
 
+#: What may precede ``if``.
+ACTIONS: Final = (*WORDS, 'warn "text"', "lr x 0.5")
+
 #: Seconds of the units of time, and the units of spans that a sentence counts in.
 _SECONDS: Final[Mapping[str, float]] = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _UNITS: Final = ("step", "evaluation")

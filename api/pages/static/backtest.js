@@ -1,8 +1,12 @@
-// The page of backtests: a job is started, followed and read; a changed parameter starts the next.
+// The page of backtests, a workshop of rules: a rule is edited, tried on runs, swept and saved.
 import { chart, curveOf, distinct, gapsOf, outsideButton, placeOf, readBy, ringsOf, standing, tellIfMissing } from "./chart.js";
 import { PALETTE, colour, colourOf } from "./colours.js";
-import { address, ask, counted, element, gathered, pageData, percent, post, root, runPath, shown, table, toNumber } from "./dom.js";
+import { complete } from "./completion.js";
+import { address, ask, counted, element, gathered, pageData, percent, post, refreshParts, root, runPath, shown, table, toNumber } from "./dom.js";
+import { answer, changedParams, firingsSentence, params, ruleText, setParams, setRule, showFirings, takeEditor } from "./rule_editor.js";
+import { closeSaving, takeSaving } from "./rule_saving.js";
 import { problems, read, write } from "./state.js";
+import { axesOf, frontOf } from "./sweep_front.js";
 
 const data = pageData();
 const by = (id) => document.getElementById(id);
@@ -31,6 +35,17 @@ const MEANING = {
   censored: "The run would have diverged here or earlier, and the record does not show how.",
 };
 
+/** Runs whose curves show the firings before a backtest, and the points of each. */
+const PREVIEWED = 6;
+const PREVIEW_POINTS = 300;
+
+/** Runs by which the first rule file is chosen; fewer if they have more steps. */
+const FITTED = 3;
+const FITTED_STEPS = 20_000;
+
+/** Characters of a rule that the address holds. */
+const SHORT = 1500;
+
 let job = null;
 let report = null;
 const names = new Map();
@@ -39,42 +54,45 @@ const plots = new Map();
 
 // ---- What is asked ------------------------------------------------------------------------------------------------
 
-/** A parameter as its policy has it: a number stays a number, a truth value one. */
-function valueOf(input) {
-  const was = data.params[input.name];
-  const text = input.value.trim();
-  if (typeof was === "boolean") return text === "true";
-  if (typeof was !== "number") return text;
-  if (text === "" || !Number.isFinite(Number(text))) throw new Error(`${input.name}: a number is needed, not “${text}”.`);
-  return Number(text);
-}
-
-const inputs = () => [...document.querySelectorAll("[data-param]")];
-const changed = () => inputs().filter((input) => input.value.trim() !== input.defaultValue);
-const params = () => Object.fromEntries(changed().map((input) => [input.name, valueOf(input)]));
-
-/** What the address says of the form: changed parameters as NAME=VALUE, no run where all are chosen, and its fields. */
-const FIRST = { policy: "", run: [], param: [], saves: "keep", objective: "", family: "", renames: "" };
+/** What the address says: the rule, its changed params as NAME=VALUE, the question or the runs, and the form's fields. */
+const FIRST = {
+  policy: "", text: "", where: "", run: [], param: [], saves: "keep", objective: "", family: "", renames: "", spike: "", metric: "", from: null, to: null,
+};
 const FIELDS = ["saves", "objective", "family", "renames"];
 
-/** Fill the form as the address says, and name what in it is wrong. */
+/** Fill the form as the address says; what in it is wrong is named once the rule is there. */
 function readAddress() {
   const asked = read(FIRST);
-  const wrong = [...data.faults, ...problems()];
-  for (const id of FIELDS) if (by(id) && asked[id] !== FIRST[id]) by(id).value = asked[id];
-  for (const text of asked.param) {
-    const [name, ...value] = text.split("=");
-    const input = inputs().find((one) => one.name === name);
-    if (input) input.value = value.join("=");
-    else wrong.push(`param: the rule file has no such parameter; got ${text}`);
-  }
+  for (const id of FIELDS) if (asked[id] !== FIRST[id]) by(id).value = asked[id];
+  return asked;
+}
+
+function showProblems(more = []) {
+  const wrong = [...data.faults, ...problems(), ...more];
   by("problems").replaceChildren(...wrong.map((sentence) => element("p", { class: "notice" }, sentence)));
 }
 
+/** The params that the address names, and a sentence for each that the rule lacks. */
+function paramsOf(asked) {
+  const pairs = asked.param.map((text) => [text.split("=")[0], text.split("=").slice(1).join("=")]);
+  return Object.fromEntries(pairs);
+}
+
+/** Write what is asked into the address; a long rule into the entry of this tab's history, which a reload keeps. */
 function writeAddress() {
-  const fields = Object.fromEntries(FIELDS.map((id) => [id, by(id)?.value ?? FIRST[id]]));
+  const text = ruleText();
+  const isFile = data.policy && text === data.text;
+  const isLong = !isFile && text.length > SHORT;
+  history.replaceState(isLong ? { text } : null, "");
+  by("state").dataset.long = String(isLong);
+  const fields = Object.fromEntries(FIELDS.map((id) => [id, by(id).value]));
+  const isAsked = by("search").value.trim() !== "";
   const run = chosen();
-  write({ ...fields, run: run.length === boxes().length ? [] : run, param: changed().map((input) => `${input.name}=${input.value.trim()}`) });
+  write({
+    ...fields, policy: isFile ? data.policy : "", text: isFile || isLong ? "" : text, where: by("search").value.trim(),
+    run: isAsked ? asked.extra : run.length === boxes().length ? [] : run, param: changedParams().map(([name, value]) => `${name}=${value}`),
+    spike: "", metric: "", from: null, to: null,
+  });
 }
 
 /** The names in a field, separated by commas: a name may hold blanks. */
@@ -91,35 +109,58 @@ function renames() {
 
 const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
 
-function showCount() {
-  by("count").textContent = `${chosen().length} of ${boxes().length}`;
-  by("start").disabled = !chosen().length || !data.policy;
+/** The first chosen runs: at most so many, of so many steps together. */
+function firstChosen(count = Infinity, steps = Infinity) {
+  let left = steps;
+  return boxes().filter((box) => box.checked && Number(box.dataset.steps) <= left && ((left -= Number(box.dataset.steps)), true)).slice(0, count).map((box) => box.value);
 }
 
-/** Baselines and coverage take five times as long as the answer: they are asked for by themselves. */
-async function start(more = {}) {
-  let asked;
-  try {
-    asked = { policy: data.policy, params: params(), runs: chosen(), renames: renames(), saves: by("saves")?.value ?? "keep", ...more };
-    const objective = words("objective");
-    if (objective.length) asked.objective = objective;
-    const family = by("family").value.trim();
-    if (family) asked.family = family;
-  } catch (error) {
-    return state(error.message, true);
-  }
+function showCount() {
+  by("count").textContent = `${chosen().length} of ${boxes().length}`;
+  const isReady = chosen().length > 0 && answer()?.ok === true;
+  by("start").disabled = !isReady;
+  by("save").disabled = !answer()?.ok;
+  by("sweep").hidden = !Object.keys(axesOf(answer())).length;
+  by("sweep").disabled = !isReady;
+}
+
+/** The fields that all jobs about a rule have. */
+function asking() {
+  const asked = { runs: chosen(), renames: renames(), saves: by("saves").value };
+  const objective = words("objective");
+  if (objective.length) asked.objective = objective;
+  const family = by("family").value.trim();
+  if (family) asked.family = family;
+  return asked;
+}
+
+/** The rule as jobs take it: the name of a file that is as it was, else the text. */
+const policyAsked = () => (data.policy && ruleText() === data.text ? { policy: data.policy } : { policy_text: answer().plain });
+
+/** Start a job, and show its answer once it is there; one that still runs is cancelled. */
+async function startJob(path, body, show) {
   try {
     if (job && ["queued", "running"].includes(job.status)) ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch(() => null);
-    const started = await post("/api/v1/backtests", asked);
+    const started = await post(path, body());
     job = started;
-    await followJob(started);
+    await followJob(started, show);
   } catch (error) {
     state(error.message, true);
     running(false);
   }
 }
 
-async function followJob(started) {
+/** Baselines and coverage take five times as long as the answer: they are asked for by themselves. */
+const start = (more = {}) => startJob("/api/v1/backtests", () => ({ ...policyAsked(), params: params(), ...asking(), ...more }), showBacktest);
+
+async function showBacktest(found, now) {
+  report = found;
+  running(false);
+  by("firings").hidden = true;
+  await showReport(now);
+}
+
+async function followJob(started, show) {
   running(true);
   let now = started;
   while (["queued", "running"].includes(now.status)) {
@@ -133,11 +174,10 @@ async function followJob(started) {
   if (job !== started) return;
   const found = now.status === "done" ? await ask(now.result) : null;
   if (job !== started) return;
-  report = found ?? report;
   running(false);
   if (now.status !== "done") return state(now.error ?? `The job was ${now.status}.`, now.status === "failed");
   state("");
-  await showReport(now);
+  await show(found, now);
 }
 
 function running(is) {
@@ -160,7 +200,7 @@ async function showReport(now) {
   const sorted = [...report.runs].sort((one, other) => Number(other.stop !== null) - Number(one.stop !== null) || Number(other.fired) - Number(one.fired));
   const figures = sorted.slice(0, PLOTTED).map(figureOf);
   place.replaceChildren(
-    element("div", { class: "tools" }, element("h2", {}, `${data.policy}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
+    element("div", { class: "tools" }, element("h2", {}, `${data.policy && ruleText() === data.text ? data.policy : "This rule"}: ${counted(report.runs.length, "run")}`), element("span", { class: "grow" }),
       now.report ? element("a", { class: "button", href: root + now.report, target: "_blank", rel: "noopener" }, "Full report") : null),
     verdict(), ...hints(), cards(), glossary(), runsTable(), comparisonTable(),
     element("h2", {}, "Curves and firings"),
@@ -336,38 +376,213 @@ function renamed(values, metric) {
   return now && now in values ? { ...values, [metric]: values[now] } : values;
 }
 
+// ---- Firings before a backtest ------------------------------------------------------------------------------------
+
+/** The drawn runs, with the text and the runs that they are for. */
+let preview = null;
+
+/** Where the rule fires, at once: a sentence, and marks on the curve of the series that it reads. */
+async function showQuickFirings(items, count) {
+  const place = by("firings");
+  by("fires").textContent = firingsSentence(items, count);
+  const ids = items.map((one) => one.run_id).join(" ");
+  if (preview?.ids !== ids || preview.text !== ruleText()) {
+    const runs = [...items].sort((one, other) => Number(other.firings > 0) - Number(one.firings > 0)).slice(0, PREVIEWED);
+    const metric = await seriesRead(runs[0].run_id);
+    if (!metric) return place.replaceChildren();
+    const answered = await ask(address("/api/v1/series", { run: runs.map((one) => one.run_id), metric, points: PREVIEW_POINTS })).catch(() => ({ items: [] }));
+    const filled = distinct(answered.items.filter((item) => item.step.length));
+    const figures = runs.flatMap((run) => filled.filter((item) => item.run_id === run.run_id).slice(0, 1).map(previewOf));
+    preview = { ids, text: ruleText(), figures };
+    place.replaceChildren(element("h2", {}, "Where it fires"), element("div", { class: "plots" }, figures.map((one) => one.figure)));
+  }
+  const firings = new Map(items.map((one) => [one.run_id, one]));
+  for (const one of preview.figures) drawPreview(one, firings.get(one.item.run_id));
+}
+
+/** The metric that the text names first, among those of a run. */
+async function seriesRead(id) {
+  if (!names.has(id)) names.set(id, (await ask(runPath(id))).metrics.map((metric) => metric.name));
+  const words = ruleText().match(/"[^"]+"|[\w./-]+/g) ?? [];
+  return words.map((word) => word.replaceAll('"', "")).find((word) => names.get(id).includes(word));
+}
+
+function previewOf(item) {
+  const div = element("div", { class: "plot" });
+  const note = element("span", { class: "faint" });
+  const name = boxes().find((box) => box.value === item.run_id)?.parentElement.firstElementChild.nextSibling.textContent.trim() ?? item.run_id;
+  const figure = element("figure", { "data-preview": item.run_id }, element("figcaption", {}, element("b", {}, name), " ", note), div);
+  return { item, div, note, figure, name };
+}
+
+function drawPreview(one, fired) {
+  const { item } = one;
+  one.chart ??= chart(one.div, { title: one.name, onZoom: (from, to) => one.chart.change({ zoom: [from, to] }) });
+  const steps = fired?.steps ?? [];
+  one.note.textContent = fired?.firings ? `${counted(fired.firings, "firing")}, first at step ${shown(fired.first_step)}` : "does not fire";
+  one.figure.dataset.firings = String(fired?.firings ?? 0);
+  const marks = steps.map((step) => ({ kind: "decision", step, x: placeOf(item, step), text: `step ${shown(step)}: fires`, colour: colour("--accent") }));
+  const read = steps.map((step) => ({ step, values: { [item.metric]: undefined } }));
+  one.chart.draw({
+    curves: [curveOf(item, { name: item.metric, colour: colourOf(item.run_id) })], axis: "step", zoom: [null, null],
+    marks: [...marks, ...gapsOf(item)], rings: ringsOf(item, read),
+    ...standing(item, { decisions: fired?.stop_step ? [{ step: fired.stop_step, isStop: true }] : [], spared: fired?.stop_step ?? null }),
+  });
+}
+
+// ---- Sweep --------------------------------------------------------------------------------------------------------
+
+/** Try the values of the params, and show which are worth it; a click on one takes it into the editor. */
+const sweep = () =>
+  startJob("/api/v1/sweeps", () => ({ policy_text: answer().plain, axes: axesOf(answer()), split: "families", certify: true, ...asking() }), (found, now) => {
+    report = null;
+    by("report").replaceChildren(...frontOf(found, setParams));
+    by("report").dataset.done = now.id;
+    by("firings").hidden = false;
+  });
+
+// ---- Recommendation -----------------------------------------------------------------------------------------------
+
+async function showRecommendation(found) {
+  const sentences = found.answer.map((text) => element("p", {}, text));
+  report = null;
+  by("report").replaceChildren(element("h2", {}, "Recommendation"), element("div", { class: "verdict" }, sentences));
+  if (found.rule) await choose("", found.rule.text);
+}
+
 // ---- Begin --------------------------------------------------------------------------------------------------------
 
-by("policy").addEventListener("change", () => {
-  const { param: _, ...kept } = read();
-  const given = Object.entries({ ...kept, policy: by("policy").value }).filter(([name, value]) => value !== FIRST[name]);
-  location.assign(root + address("/backtest", Object.fromEntries(given)));
-});
+/** Take a rule file, or a text of the reader's own, into the editor. */
+async function choose(name, text, given = {}) {
+  [data.policy, data.text] = [name, text];
+  by("policy").value = name;
+  await setRule(text, given);
+}
+
+/** Take a rule file by its name. */
+const chooseFile = async (name) => choose(name, (await ask(`/api/v1/policies/${encodeURIComponent(name)}`)).text);
+
+const asked = { ...readAddress(), extra: [] };
+asked.extra = asked.where ? asked.run : [];
+
+/** The first rule: what the address says, a rule for a spike, or the rule file that fits the chosen runs. */
+async function begin() {
+  const given = paramsOf(asked);
+  if (asked.spike) {
+    try {
+      const found = await post("/api/v1/rules/proposals", { run: asked.spike, metric: asked.metric, first_step: asked.from ?? 0, last_step: asked.to ?? asked.from ?? 0 });
+      state(`${found.why} The rule fires at step ${shown(found.step)}${found.fires > 1 ? `, and ${counted(found.fires, "time")} in all of that run` : " of that run, and nowhere else in it"}.`);
+      return choose("", found.text);
+    } catch (error) {
+      state(error.message, true);
+      return choose("", "");
+    }
+  }
+  const kept = asked.text || history.state?.text;
+  if (kept) return choose("", kept, given);
+  if (data.policy) return choose(data.policy, data.text, given);
+  const fitted = firstChosen(FITTED, FITTED_STEPS);
+  if (!fitted.length) return choose("", "");
+  state("Looking for the rule file that fits these runs.");
+  const best = await fitting(fitted);
+  state("");
+  return ruleText() ? null : choose(best?.name ?? "", best?.text ?? "", given);
+}
+
+/** The first rule file that could fire in all of some runs, else in most of them; null if none could in any. */
+async function fitting(runs) {
+  let best = null;
+  for (const name of data.candidates) {
+    if (ruleText() || best?.count === runs.length) break;
+    const { text } = await ask(`/api/v1/policies/${encodeURIComponent(name)}`);
+    const { could_fire: reach } = await post("/api/v1/rules/check", { text, runs });
+    if (reach && reach.could_fire > (best?.count ?? 0)) best = { name, text, count: reach.could_fire };
+  }
+  return best;
+}
+
+takeEditor({
+  runs: firstChosen,
+  onEdit: () => {
+    by("policy").value = ruleText() === data.text ? data.policy : "";
+    by("firings").hidden = false;
+    showCount();
+    writeAddress();
+    closeSaving();
+  },
+  onChecked: (found) => {
+    if (found?.ok) found.plain = Object.keys(found.choices).length || !ruleText().includes("controllers:") ? found.rule_file : ruleText();
+    by("saving-field").hidden = !found?.asks_for_checkpoints;
+    const lacking = found?.ok ? asked.param.filter((text) => !(text.split("=")[0] in found.params)) : [];
+    showProblems(lacking.map((text) => `param: the rule has no such parameter; got ${text}`));
+    showCount();
+    if (found) writeAddress();
+    asked.param = [];
+  },
+  onFirings: showQuickFirings,
+}, data.words);
+takeSaving({ canSave: data.saves, params, proposedName: () => data.policy });
+complete(by("search"), { done: () => askRuns() });
+
+const askRuns = gathered(async () => {
+  asked.extra = [];
+  write({ where: by("search").value.trim(), run: [] });
+  await refreshParts("[data-region=runs]", { prepare: (fresh) => (data.faults = JSON.parse(fresh.getElementById("data").textContent).faults) });
+  for (const box of boxes()) box.checked = box.defaultChecked;
+  showProblems();
+  showCount();
+  showFirings();
+}, 400);
+
+by("policy").addEventListener("change", () => by("policy").value && chooseFile(by("policy").value).catch((error) => state(error.message, true)));
 by("job").addEventListener("submit", async (event) => {
   event.preventDefault();
   await start();
   // On a narrow screen the report stands below the form.
   if (report && by("report").getBoundingClientRect().top > innerHeight / 2) by("report").scrollIntoView();
 });
+by("recommend").addEventListener("click", () => startJob("/api/v1/recommendations", () => {
+  const { renames: _, saves: __, ...rest } = asking();
+  return rest;
+}, showRecommendation));
+by("sweep").addEventListener("click", sweep);
 by("report").addEventListener("click", (event) => event.target.id === "compare" && start({ baselines: ["all"], coverage: true }));
 by("cancel").addEventListener("click", () => ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch((error) => state(error.message, true)));
-const again = gathered(() => job && start(), 400);
+const again = gathered(() => report && start(), 400);
 document.addEventListener("input", (event) => {
-  if (event.target.closest("#job") && event.target.id !== "search") writeAddress();
-  if (event.target.matches("[data-param], #saves")) again();
-  if (event.target.id === "search") {
-    const wanted = event.target.value.toLocaleLowerCase();
-    for (const box of boxes()) box.parentElement.hidden = !box.parentElement.textContent.toLocaleLowerCase().includes(wanted);
+  if (event.target.id === "search") return askRuns();
+  if (event.target.matches("[data-param]")) {
+    try {
+      params();
+      state("");
+      showFirings();
+    } catch (error) {
+      state(error.message, true);
+    }
   }
+  if (event.target.closest("#job") || event.target.matches("[data-param]")) writeAddress();
+  if (event.target.matches("[data-param], #saves")) again();
 });
-document.addEventListener("change", (event) => event.target.name === "run" && showCount());
+document.addEventListener("change", (event) => {
+  if (event.target.name !== "run") return;
+  by("search").value = "";
+  writeAddress();
+  showCount();
+  showFirings();
+});
 for (const [id, value] of [["all", true], ["none", false]]) {
-  by(id)?.addEventListener("click", () => {
-    for (const box of boxes()) if (!box.parentElement.hidden) box.checked = value;
+  by(id).addEventListener("click", () => {
+    for (const box of boxes()) box.checked = value;
+    by("search").value = "";
     writeAddress();
     showCount();
+    showFirings();
   });
 }
-document.addEventListener("themechange", () => report?.runs.slice(0, PLOTTED).forEach(drawRun));
-readAddress();
+document.addEventListener("themechange", () => {
+  report?.runs.slice(0, PLOTTED).forEach(drawRun);
+  if (answer()?.ok) showFirings();
+});
+showProblems();
 showCount();
+begin().catch((error) => state(error.message, true));

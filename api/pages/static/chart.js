@@ -509,7 +509,7 @@ class Chart {
     const size = event.shiftKey ? Math.max(1, Math.round(last / 20)) : 1;
     const now = this.key ?? -1;
     const moves = { ArrowRight: Math.min(last, now + size), ArrowLeft: Math.max(0, now < 0 ? last : now - size), Home: 0, End: last };
-    const zooms = { "+": () => this.zoomBy(0.5), "-": () => this.zoomBy(2), 0: () => this.onZoom(null, null), Escape: () => this.leave() };
+    const zooms = { Enter: () => this.at?.step !== undefined && this.onPoint(this.at.step, true), "+": () => this.zoomBy(0.5), "-": () => this.zoomBy(2), 0: () => this.onZoom(null, null), Escape: () => this.leave() };
     if (event.key in moves) this.moveTo(main, (this.key = moves[event.key]));
     else if (event.key in zooms) zooms[event.key]();
     else return;
@@ -529,7 +529,7 @@ class Chart {
   summary() {
     const { curves } = this.view;
     const what = curves.length === 1 ? `${curves[0].name}, ${shown(curves[0].item.n_raw)} values` : `${shown(curves.length)} curves`;
-    return `${this.title ? `${this.title}: ` : ""}${what}. Arrow keys move the cursor, + and - zoom, 0 shows all.`;
+    return `${this.title ? `${this.title}: ` : ""}${what}. Arrow keys move the cursor, Enter chooses its point, + and - zoom, 0 shows all.`;
   }
 
   // ---- Legend, export, table ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// Completion of questions and fields as one types: what the server knows of the text before the cursor, in a list below.
+// Completion of questions, fields and rules as one types: what is known of the text before the cursor, in a list below.
 import { address, ask, element, gathered } from "./dom.js";
 
 /** Between a key and the question to the server, in milliseconds. */
@@ -43,14 +43,15 @@ const FIELDS = { tokenOf: (before) => tokenOf(before, false), choicesFor: (token
 /**
  * Have a text field complete questions, lists of fields, or a language of its own; `done` is called after a choice.
  *
- * A language finds what is being typed before the cursor, null for nothing, and the choices for it.
+ * A language finds what is being typed before the cursor, null for nothing, and the choices for it. The list is below
+ * the field, or with `isCaret` below the caret of an area whose letters have one width.
  */
-export function complete(field, { isQuestion = true, language = isQuestion ? QUESTIONS : FIELDS, done = () => {} } = {}) {
+export function complete(field, { isQuestion = true, language = isQuestion ? QUESTIONS : FIELDS, done = () => {}, isCaret = false } = {}) {
   const list = element("ul", { class: "completion", role: "listbox", id: `${field.id}-choices`, hidden: true });
   field.after(list);
-  for (const [name, value] of Object.entries({ role: "combobox", "aria-expanded": "false", "aria-controls": list.id, "aria-autocomplete": "list" })) {
-    field.setAttribute(name, value);
-  }
+  // An area of text has no role of another kind, and so nothing that is expanded.
+  const role = isCaret ? {} : { role: "combobox", "aria-expanded": "false" };
+  for (const [name, value] of Object.entries({ ...role, "aria-controls": list.id, "aria-autocomplete": "list" })) field.setAttribute(name, value);
   let choices = [];
   let at = -1;
   let token = null;
@@ -62,7 +63,8 @@ export function complete(field, { isQuestion = true, language = isQuestion ? QUE
 
   function show() {
     list.hidden = !choices.length;
-    field.setAttribute("aria-expanded", String(!list.hidden));
+    if (isCaret) moveToCaret();
+    else field.setAttribute("aria-expanded", String(!list.hidden));
     list.replaceChildren(
       ...choices.map(({ text, more }, index) =>
         element("li", { role: "option", id: `${list.id}-${index}`, "aria-selected": String(index === at), onpointerdown: (event) => choose(event, index) }, text, element("span", { class: "faint" }, more)),
@@ -71,6 +73,14 @@ export function complete(field, { isQuestion = true, language = isQuestion ? QUE
     if (at < 0 || list.hidden) field.removeAttribute("aria-activedescendant");
     else field.setAttribute("aria-activedescendant", `${list.id}-${at}`);
     list.children[at]?.scrollIntoView({ block: "nearest" });
+  }
+
+  function moveToCaret() {
+    const lines = field.value.slice(0, field.selectionStart).split("\n");
+    const style = getComputedStyle(field);
+    const letter = parseFloat(style.fontSize) * 0.6;
+    list.style.top = `${Math.min(field.offsetHeight, parseFloat(style.paddingTop) + lines.length * parseFloat(style.lineHeight) - field.scrollTop + 4)}px`;
+    list.style.left = `${Math.max(0, Math.min(field.offsetWidth - 260, lines.at(-1).length * letter - field.scrollLeft))}px`;
   }
 
   function choose(event, index) {

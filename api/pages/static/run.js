@@ -244,8 +244,8 @@ function drawOn(plot, curves, longest, { marks = [], rings = [], says }) {
     ...annotations.map((mark) => ({ ...mark, kind: "annotation" })),
     ...marks,
   ].map((mark) => ({ ...mark, x: placeOf(longest, mark.step) }));
-  const onDrawn = (view) => plot.note.replaceChildren(...says().map((parts) => element("span", {}, parts)), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
-  chartOf(plot, events).draw({
+  const onDrawn = (view) => plot.note.replaceChildren(...says().map((parts) => element("span", {}, parts)), ...ruleLink(plot), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
+  chartOf(plot, eventsOf(plot)).draw({
     ...shared(plot), curves, rings, marks: placed, ...standing(longest, { decisions, attempts: run.attempts, annotations }), onDrawn,
   });
   plot.figure.dataset.points = String(longest.n_raw);
@@ -260,7 +260,7 @@ function showMetric(plot) {
   const filled = distinct(plot.items.filter((item) => item.step.length));
   if (!filled.length) {
     plot.note.replaceChildren();
-    return chartOf(plot, events).draw({ ...shared(plot), curves: [] });
+    return chartOf(plot, eventsOf(plot)).draw({ ...shared(plot), curves: [] });
   }
   const longest = filled.reduce((best, item) => (item.step.length > best.step.length ? item : best));
   const shades = shadesOf(filled.length);
@@ -325,6 +325,32 @@ const events = {
   onZoom: (from, to) => write({ from, to }),
   onPoint: (step, isClick) => lookAround(step, isClick),
 };
+
+/** The step that the reader has clicked on, by panel; another click on it lets it go. */
+const picked = new Map();
+
+/** A link to a rule for what is seen on a panel: at the step that was clicked on, or in the part that is zoomed to. */
+function ruleLink(plot) {
+  const step = picked.get(plot);
+  const isZoomed = state.axis === "step" && state.from !== null && state.to !== null;
+  if (plot.panel.isFamily || (step === undefined && !isZoomed)) return [];
+  const [from, to] = step === undefined ? [Math.ceil(state.from), Math.floor(state.to)] : [step, step];
+  const at = { spike: run.id, metric: plot.metric, from, to, where: "started:7d", run: run.id };
+  const where = step === undefined ? `steps ${shown(from)} to ${shown(to)}` : `step ${shown(step)}`;
+  return [element("span", {}, element("a", { class: "write-rule", href: root + address("/backtest", at), title: `A rule that fires at ${where}, tried on the runs of the last week` }, `Write a rule for ${where}`))];
+}
+
+/** What the reader does on one panel: a click on a point offers a rule for it. */
+const eventsOf = (plot) => ({
+  ...events,
+  onPoint: (step, isClick) => {
+    lookAround(step, isClick);
+    if (!isClick || plot.panel.isFamily) return;
+    if (picked.get(plot) === step) picked.delete(plot);
+    else picked.set(plot, step);
+    show(plot);
+  },
+});
 
 /** Zoom the curves to the step that the address names, as links of the headline do: "#step=1500". */
 function showStep() {

@@ -1,0 +1,137 @@
+// The front of a sweep: what its best variants save and cost, in and out of sample, as a picture and as a table.
+import { counted, element, percent, shown, table } from "./dom.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Values that a sweep tries of a param that has a slider, and params that it varies at most. */
+const VALUES = 7;
+const MOST_PARAMS = 3;
+
+/** Size of the picture, and the room around it for labels. */
+const [WIDTH, HEIGHT] = [560, 300];
+const ROOM = { left: 56, right: 16, top: 16, bottom: 40 };
+
+/** The values to try: those in the braces of sentences, or some over the sliders of the first params. */
+export function axesOf(checked) {
+  if (!checked?.ok) return {};
+  const tried = Object.entries(checked.choices).filter(([, values]) => values.length > 1);
+  if (tried.length) return Object.fromEntries(tried);
+  const spread = ([name, [min, max, step]]) => {
+    const value = (index) => Number((min + Math.round(((max - min) * index) / (VALUES - 1) / step) * step).toPrecision(12));
+    return [name, [...new Set(Array.from({ length: VALUES }, (_, index) => value(index)))]];
+  };
+  return Object.fromEntries(Object.entries(checked.ranges).slice(0, MOST_PARAMS).map(spread).filter(([, values]) => values.length > 1));
+}
+
+const known = (value) => value !== null && value !== undefined && Number.isFinite(Number(value));
+
+/** A point of the front: what it saves and costs in sample and, with a split, out of sample. */
+function pointsOf(result) {
+  const outside = new Map(result.out_of_sample.map((one) => [one.variant, one]));
+  const certified = result.certification?.certified;
+  const isCertified = (variant) => Boolean(certified) && Object.entries(certified).every(([name, value]) => variant[name] === undefined || variant[name] === value);
+  const rows = result.variants.map((variant, index) => ({ variant, index, isCertified: isCertified(variant) }));
+  return rows.filter(({ index, isCertified: is }) => result.front.includes(index) || is).map((one) => {
+    const { variant } = one;
+    const out = outside.get(one.index);
+    return {
+      ...one, settings: Object.fromEntries(Object.keys(result.axes).map((name) => [name, variant[name]])),
+      saved: Number(variant.steps ? variant.steps_saved / variant.steps : variant.share_saved), regret: Number(variant.mean_regret),
+      outSaved: out ? Number(out.out_of_sample_saved_share) : NaN, outRegret: out ? Number(out.out_of_sample_regret) : NaN,
+    };
+  });
+}
+
+const labelOf = (point) => Object.entries(point.settings).map(([name, value]) => `${name} = ${shown(value)}`).join(", ");
+
+/** What is shown of a sweep; `take` is called with the params of the variant that the reader chooses. */
+export function frontOf(result, take) {
+  const points = pointsOf(result);
+  const parts = [element("h2", {}, `Sweep: ${counted(result.variants.length, "variant")} over ${counted(result.runs.length, "run")}`), ...saidOf(result, points)];
+  if (points.length) parts.push(element("figure", { class: "front-plot" }, picture(points, take)), tableOf(result, points, take));
+  return parts;
+}
+
+function saidOf(result, points) {
+  const certification = result.certification;
+  const said = [];
+  if (!points.length) said.push("No variant can be judged: no metric judges the runs, or none of the variants fires.");
+  if (certification?.certified) said.push(`Certified: with ${percent(certification.confidence, 0)} confidence the marked variant keeps ${certification.risk} in all but ${percent(certification.at_most, 0)} of such runs.`);
+  else if (certification) {
+    const needed = certification.families_needed ?? certification.fewest_families;
+    said.push(`No variant is certified: the runs are ${counted(certification.families, "family").replace("familys", "families")}${needed > certification.families ? `, and a certificate takes at least ${shown(needed)}` : ""}.`);
+  }
+  said.push(
+    result.split
+      ? `● in sample: the runs that chose a variant judge it. ○ out of sample: other families of runs judge it.`
+      : `● in sample: the runs that chose a variant judge it, so others will do worse. ${result.split_refused}`,
+  );
+  return said.map((text) => element("p", { class: "legend" }, text));
+}
+
+/** Ends of an axis around some numbers, from 0 on. */
+function spanOf(numbers) {
+  const finite = numbers.filter(Number.isFinite);
+  const [low, high] = [Math.min(0, ...finite), Math.max(0, ...finite)];
+  return low === high ? [low, low + 0.01] : [low, high + (high - low) * 0.05];
+}
+
+function drawn(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function picture(points, take) {
+  const xs = spanOf(points.flatMap((one) => [one.saved, one.outSaved]));
+  const ys = spanOf(points.flatMap((one) => [one.regret, one.outRegret]));
+  const x = (value) => ROOM.left + ((value - xs[0]) / (xs[1] - xs[0])) * (WIDTH - ROOM.left - ROOM.right);
+  const y = (value) => HEIGHT - ROOM.bottom - ((value - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - ROOM.top - ROOM.bottom);
+  const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": "Steps saved and mean regret of the best variants" });
+  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
+    const [across, up] = [xs[0] + share * (xs[1] - xs[0]), ys[0] + share * (ys[1] - ys[0])];
+    svg.append(
+      drawn("line", { x1: x(across), x2: x(across), y1: ROOM.top, y2: HEIGHT - ROOM.bottom, class: "grid" }),
+      drawn("line", { x1: ROOM.left, x2: WIDTH - ROOM.right, y1: y(up), y2: y(up), class: "grid" }),
+      drawn("text", { x: x(across), y: HEIGHT - ROOM.bottom + 15, "text-anchor": "middle" }, percent(across, 0)),
+      drawn("text", { x: ROOM.left - 6, y: y(up) + 4, "text-anchor": "end" }, percent(up, ys[1] < 0.02 ? 2 : 1)),
+    );
+  }
+  svg.append(drawn("text", { x: (WIDTH + ROOM.left) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "steps saved"), drawn("text", { x: ROOM.left, y: 11 }, "mean regret"));
+  for (const point of points) if (known(point.saved) && known(point.regret)) svg.append(markOf(point, x, y, take));
+  return svg;
+}
+
+/** A point that a click or Enter takes: its place in sample, joined to that out of sample. */
+function markOf(point, x, y, take) {
+  const said = `${labelOf(point)}: saves ${percent(point.saved)}, regret ${percent(point.regret, 2)}${point.isCertified ? ", certified" : ""}`;
+  const group = drawn("g", { tabindex: "0", role: "button", "aria-label": `Take ${said}`, class: point.isCertified ? "certified" : "" }, drawn("title", {}, said));
+  const [px, py] = [x(point.saved), y(point.regret)];
+  if (known(point.outSaved) && known(point.outRegret)) {
+    group.append(drawn("line", { x1: px, y1: py, x2: x(point.outSaved), y2: y(point.outRegret), class: "link" }), drawn("circle", { cx: x(point.outSaved), cy: y(point.outRegret), r: 5, class: "out" }));
+  }
+  if (point.isCertified) group.append(drawn("circle", { cx: px, cy: py, r: 10, class: "ring" }));
+  group.append(drawn("circle", { cx: px, cy: py, r: 5.5, class: "in" }), drawn("circle", { cx: px, cy: py, r: 14, class: "hit" }));
+  group.addEventListener("click", () => take(point.settings));
+  group.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation();
+    take(point.settings);
+  });
+  return group;
+}
+
+function tableOf(result, points, take) {
+  const out = result.split ? ["saved, out of sample", "regret, out of sample"] : [];
+  const rows = points.map((point) => [
+    element("button", { type: "button", onclick: () => take(point.settings), "aria-label": `Take ${labelOf(point)}` }, "Take"),
+    ...Object.values(point.settings).map(shown),
+    `${shown(point.variant.stopped)} of ${shown(point.variant.could_fire)}`, percent(point.saved), percent(point.regret, 2),
+    ...(result.split ? [point.outSaved, point.outRegret].map((value, index) => (known(value) ? percent(value, 1 + index) : "–")) : []),
+    known(point.variant.share_lost) ? percent(point.variant.share_lost) : "–",
+    point.isCertified ? element("span", { class: "chip exact" }, "certified") : "",
+  ]);
+  return table(["", ...Object.keys(result.axes), "stops", "saved", "regret", ...out, "lost", ""], rows, [0]);
+}
