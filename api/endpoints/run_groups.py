@@ -228,7 +228,7 @@ def _compared(
             baseline=base.name,
             candidate=other.name,
             verdict=None,
-            sentence=f"{other.name} cannot be compared with {base.name}: {error}",
+            sentence=f"{other.name} cannot be compared with {base.name}: {error.what}.",
             explanations=[],
             comparison=None,
         )

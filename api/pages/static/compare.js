@@ -294,10 +294,10 @@ async function readVerdict() {
   const place = by("verdict");
   if (!isGrouped() || subjects.length < 2) return place.replaceChildren();
   if (!baseline() && subjects.length > 2) return place.replaceChildren(element("p", { class: "faint" }, "Choose a baseline to see which groups are better, and whether the runs can tell."));
-  const { items } = await ask(address("/api/v1/comparisons", { run: runs.map((run) => run.id), group: state.group, baseline: state.baseline })).catch((error) => ({ items: [{ sentence: error.message, explanations: [] }] }));
+  const { items } = await ask(address("/api/v1/comparisons", { run: runs.map((run) => run.id), group: state.group, baseline: state.baseline })).catch((error) => ({ items: [{ sentence: error.message, verdict: null, explanations: [] }] }));
   if (judged !== asked) return;
-  place.replaceChildren(...items.flatMap(({ sentence, explanations, baseline: a, candidate: b }, index) => [
-    element("p", { class: index ? "more" : null }, sentence),
+  place.replaceChildren(...items.flatMap(({ sentence, verdict, explanations, baseline: a, candidate: b }, index) => [
+    element("p", { class: verdict === null ? "faint" : index ? "more" : null }, sentence),
     ...(explanations.length ? [element("details", {}, element("summary", { class: "faint" }, `How it was judged: A is ${a}, B is ${b}`), explanations.map((line) => element("p", {}, line)))] : []),
   ]));
 }
