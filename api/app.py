@@ -47,6 +47,7 @@ from .middleware.paths import HeadMiddleware, RootPathMiddleware, SlashedNameMid
 from .middleware.safety_net import SafetyNetMiddleware, Traffic
 from .pages import backtest as page_backtest
 from .pages import compare as page_compare
+from .pages import docs as page_docs
 from .pages import files as page_files
 from .pages import login as page_login
 from .pages import run as page_run
@@ -73,7 +74,7 @@ _THREADS: Final = 6
 _ENDPOINTS: Final = (
     runs, health, series, run_groups, events, samples, decisions, notes, policies, query, jobs, intake,
 )  # fmt: skip
-_PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest, page_sql)
+_PAGES: Final = (page_files, page_login, page_runs, page_run, page_compare, page_backtest, page_sql, page_docs)
 
 
 def create_app(

@@ -19,6 +19,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from typer.cli import get_docs_for_click
 
+from steptape.api.pages.docs import GROUPS
 from steptape.cli.app import app
 from steptape.cli.commands.rules import shipped_rules
 from steptape.rules.metric_catalogue import CATALOGUE, CatalogueEntry, MetricSource
@@ -101,17 +102,6 @@ The [cookbook](../how-to/cookbook.md) has rules of one sentence.
 | --- | --- | --- | --- |
 """
 
-#: The groups of endpoints in the page's order, each with the beginnings of its paths.
-_GROUPS: Final = {
-    "Runs and their values": ("/api/v1/runs", "/api/v1/series", "/api/v1/comparisons", "/api/v1/query"),
-    "Rules and policies": ("/api/v1/rules", "/api/v1/policies"),
-    "Backtests and other jobs": (
-        *("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/recommendations", "/api/v1/verifications"),
-        "/api/v1/jobs",
-    ),
-    "The server itself": ("/",),
-}
-
 #: The start of an argument or option in the list of a command: its name and metavar in code.
 _ENTRY: Final = re.compile(r"^\* `([^`]*)`: ", re.MULTILINE)
 
@@ -190,7 +180,7 @@ def http() -> str:
     schemas = document["components"]["schemas"]
     parts = [_HTTP_HEAD.replace("FORMATS", _codes(schemas["Form"]["enum"]))]
     left = dict(document["paths"])
-    for group, beginnings in _GROUPS.items():
+    for group, beginnings in GROUPS.items():
         parts.append(f"## {group}\n")
         for path in [path for beginning in beginnings for path in left if path.startswith(beginning)]:
             for method, endpoint in left.pop(path).items():

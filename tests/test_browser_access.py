@@ -40,6 +40,7 @@ VIEWS = {
     "/backtest?policy=guard&run=guarded": "document.querySelector('#firings .plot')?.chart?.view",
     "/backtest?text=stop+if+mena(loss)+>+{2..4}": "document.querySelector('#checked .wrong')",
     "/backtest?text=stop+if+loss+>+{2..4}&where=steps>1": "document.querySelector('#params input + input')",
+    "/docs": "document.querySelector('#list_runs')",
     "/runs/nowhere": "document.querySelector('.empty h1')",
     "/glossary": "document.querySelector('.words')",
     "/login": "document.querySelector('.login')",
