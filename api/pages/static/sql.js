@@ -196,7 +196,7 @@ box.addEventListener("keydown", (event) => {
 
 by("problems").replaceChildren(...problems().map((sentence) => element("p", { class: "notice" }, sentence)));
 tellIfMissing(by("result"));
-complete(box, { language: { tokenOf, choicesFor } });
+complete(box, { language: { tokenOf, choicesFor }, isCaret: true });
 readColumns().catch(() => {}); // Completion then knows the views alone.
 showAddress();
 run();
