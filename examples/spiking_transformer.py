@@ -92,7 +92,12 @@ def train(store: str | Path, name: str, rules: Policy | str | None = None) -> Pa
             grad_norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
             optimizer.step()
             scheduler.step()
-            rec.step(loss=loss, grad_norm=grad_norm)
+            control = rec.step(loss=loss, grad_norm=grad_norm)
+            if control.should_save:  # The rules give up: the state is kept for inspection.
+                torch.save(model.state_dict(), rec.folder / "last.pt")
+                rec.save(rec.folder / "last.pt")
+            if control.should_stop:
+                break
             if step % EVAL_EVERY == 0:
                 with torch.no_grad():
                     rec.evaluate(eval_loss=model.loss(held_out))

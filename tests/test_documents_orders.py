@@ -12,7 +12,7 @@ import pytest
 from documents import FileStep, read_steps
 
 from steptape.rules.effects import Effect
-from steptape.rules.policy_file.policy import Policy, load_policy, parse_policy
+from steptape.rules.policy_file.policy import Policy, given_policy, load_policy, parse_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,11 +48,18 @@ def armed_orders(block: ast.Module, files: Mapping[str, str]) -> Iterator[tuple[
         for call in ast.walk(node.value)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "load_policy"
     }
+    loaded |= {
+        ast.unparse(node.targets[0]): node.value
+        for node in ast.walk(block)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)
+    }
     for call in (node for node in ast.walk(block) if isinstance(node, ast.Call)):
         for keyword in (each for each in call.keywords if each.arg == "rules"):
             rules = loaded.get(ast.unparse(keyword.value), keyword.value)
             name = str(rules.value) if isinstance(rules, ast.Constant) else ""
-            if name in files:
+            if isinstance(rules, ast.List) and all(isinstance(each, ast.Constant) for each in rules.elts):
+                yield ast.unparse(call.func), orders_of(given_policy(ast.literal_eval(rules)))
+            elif name in files:
                 yield ast.unparse(call.func), orders_of(parse_policy(files[name]))
             elif name != "None":
                 is_known = name and not name.endswith(".yaml")

@@ -19,6 +19,7 @@ import pytest
 from waiting import PATIENCE_S
 
 from steptape import Recorder, open_run, open_store
+from steptape.cli.commands import alert
 from steptape.recorder.opening import STATE_FORMAT
 from steptape.rules import certificate
 from steptape.rules.policy_file.declarations import SEMANTICS_VERSION
@@ -253,6 +254,7 @@ def test_the_page_names_the_version_of_each_format() -> None:
         "rule": SEMANTICS_VERSION,
         "manifest": manifest.FORMAT,
         "certificate": certificate.FORMAT,
+        "alerts": alert.FORMAT,
         "state": STATE_FORMAT,
     }
 

@@ -99,12 +99,17 @@ def _range_of(value: Any, choices: Sequence[Any]) -> tuple[float, float, float]:
     """
     tried = sorted(filter(is_number, choices))
     if len(tried) > 1:
-        return tried[0], tried[-1], min(float(f"{b - a:.6g}") for a, b in itertools.pairwise(tried)) or 1
+        return tried[0], tried[-1], min(_rounded(b - a) for a, b in itertools.pairwise(tried)) or 1
     size = abs(value) or 1
     if isinstance(value, int):
         return min(value, 1) if value >= 0 else 4 * value, max(4 * size, 4), max(1, round(size / 50))
     step = 10.0 ** (math.floor(math.log10(size)) - 1)
     return (-4 * size if value < 0 else float(f"{size / 4:.2g}")), 4 * size, float(f"{step:.1g}")
+
+
+def _rounded(number: float) -> float:
+    """Return a number without the error of its last digits; a whole one stays whole."""
+    return number if isinstance(number, int) else float(f"{number:.6g}")
 
 
 class _Sent(NamedTuple):
