@@ -148,7 +148,7 @@ class LiveRun:
         engine = None
         if policy is not None:
             ancestry = open_run(self.folder).ancestry(new) if self.attempts else []
-            engine = resumed_engine(policy, Plan(), ancestry)
+            engine = resumed_engine(policy, Plan(), ancestry, records=True)
         self.attempts.append(new)
         write_run_info(self.folder, RunInfo(self.folder.name, "live", tuple(self.attempts)))
         writer = JournalWriter(self.folder, run_id=self.folder.name, attempt=number)
