@@ -315,7 +315,7 @@ class ProposalAnswer(Model):
     fires: int
     """Number of firings in the whole run."""
     why: str
-    """What is seen there."""
+    """What the curve does at that place."""
 
 
 class TestRequest(RequestModel):

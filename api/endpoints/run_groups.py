@@ -181,7 +181,7 @@ class ComparisonItem(Model):
     sentence: str
     """The verdict in words, with effect and interval, or why the groups cannot be compared."""
     explanations: list[str]
-    """What was compared, the evidence, and what the numbers mean; A is the baseline."""
+    """The two sides, the evidence and the meaning of its numbers. A is the baseline."""
     comparison: FreeObject | None
     """The answer of `steptape compare --json`."""
 

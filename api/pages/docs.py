@@ -219,7 +219,7 @@ def _curl(path: str, method: str, each: Mapping[str, Any], body: Any, address: s
 
 
 def _is_needed(parameter: Mapping[str, Any], path: str) -> bool:
-    """Whether an endpoint needs a parameter that its schema cannot require: a question may stand in for runs."""
+    """Whether an endpoint needs a parameter that its schema does not require, as either runs or a question do."""
     needed = ("run", "group") if path.endswith("/comparisons") else ("run",)
     return parameter["name"] in needed and '"array"' in json.dumps(parameter["schema"])
 

@@ -57,7 +57,7 @@ _ACT: Final = "act"
 
 @dataclass
 class _Told:
-    """What was told of one run, or was so when its watch began.
+    """The last alert about a run, or its state when the watch began.
 
     Attributes:
         status: Its status.
@@ -75,12 +75,12 @@ class _Told:
 
     @property
     def state(self) -> tuple[str, int, int]:
-        """What makes a state of a run another one."""
+        """The parts in which two states of a run differ."""
         return self.status, self.attempts, self.stalled_us
 
 
 class _News(NamedTuple):
-    """What is to be told of one run: its entry, what happened in a few words, and what was told of it then."""
+    """An alert to send: the run, what happened to it, and what to remember once the alert is sent."""
 
     entry: Entry
     what: str
@@ -89,7 +89,7 @@ class _News(NamedTuple):
 
 @dataclass
 class _Memory:
-    """What was told of the runs of a store.
+    """The last alert about each run of a store.
 
     Attributes:
         since_us: When the store was watched first. What happened to runs before is not told.
