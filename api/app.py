@@ -24,6 +24,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from ..store.errors import StoreNotFound, TelemetryError
 from ..store.events import JsonObject
 from ..store.store import local_folder, open_store
+from .answers import JSON
 from .endpoints import (
     decisions,
     events,
@@ -66,6 +67,9 @@ PREFIX: Final = "/api/v1"
 
 #: The agreed OpenAPI document; a test compares the application with it.
 OPENAPI_FILE: Final = Path(__file__).with_name("openapi.json")
+
+#: Schema of the rows of a table in JSON.
+_ROWS: Final[JsonObject] = {"type": "array", "items": {"type": "object"}, "title": "Rows"}
 
 #: Most requests that are answered in threads at a time. Each thread that computes delays the event loop, and with it
 #: the answer to a health check, by Python's switch interval of 5 ms.
@@ -199,11 +203,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 class _Application(FastAPI):
     def openapi(self) -> JsonObject:
-        """Return the OpenAPI document with the right media type for problems: FastAPI declares them as plain JSON."""
+        """Return the OpenAPI document with what FastAPI leaves out: media type of problems, `rows`, ETags."""
         if self.openapi_schema is None:
             for name, path in super().openapi()["paths"].items():
                 for method, operation in path.items():
                     _retype_problems(operation["responses"])
+                    _add_rows(operation["responses"])
                     if method == "get" and ("{id}" in name or name.endswith("/series")):
                         operation["responses"]["304"] = {
                             "description": "Not modified: the client's copy is current (ETag)"
@@ -215,6 +220,14 @@ def _retype_problems(responses: JsonObject) -> None:
     for status, response in responses.items():
         if status >= "400":
             response["content"] = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+
+
+def _add_rows(responses: JsonObject) -> None:
+    # A table in JSON has two shapes: the page of the model, and under `format=rows` its rows alone.
+    content = responses.get("200", {}).get("content", {})
+    if any("x-form" in described for described in content.values()):
+        page = content[JSON]["schema"]
+        content[JSON]["schema"] = {"anyOf": [*page.get("anyOf", [page]), _ROWS]}
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -247,7 +247,8 @@ def test_phases_are_a_band_with_seconds_and_shares(open_page: Callable[..., Any]
     page = open_page("phased")
     show(page, "loss")
     lines = page.eval_on_selector_all("#phases .phases:not(.traces) li", "all => all.map(line => line.textContent)")
-    marks = page.evaluate(f"{plot('loss')}.chart.view.marks.filter((m) => m.kind === 'phase').map((m) => m.x)")
+    marks = f"{plot('loss')}.chart.view.marks.filter((m) => m.kind === 'phase').map((m) => m.x)"
+    when(page, f"{marks}.length")  # The spans are asked for apart from the values.
     page.click("#phases summary")
     page.click("#phases button")
     when(page, "['Copied', 'Selected'].includes(document.querySelector('#phases button').textContent)")
@@ -257,7 +258,7 @@ def test_phases_are_a_band_with_seconds_and_shares(open_page: Callable[..., Any]
         "checkpoint 4 s, 4.0% · 2 spans",
         "outside of spans 1 min 20 s, 80.0%",
     ]
-    assert sorted(marks) == [40, 40, 80, 80]
+    assert sorted(page.evaluate(marks)) == [40, 40, 80, 80]
     assert page.inner_text("#phases code") == "/traces/<b>40</b>.json"
     assert page.query_selector("#phases a") is None
 
