@@ -554,6 +554,7 @@ class EventLog:
     def _append_own(
         self, kind: str, attrs: Mapping[str, object], step: int, epoch: float | None, value_lag: int = 0
     ) -> None:
+        """Write an event without values, which no rule judges."""
         self.journal.append(
             kind,
             (),
@@ -618,16 +619,7 @@ def write_silence(
         if not is_over():
             step, epoch = place()
             event_log.journal.look_at_ns = AT_ONCE  # A silent journal may have been moved or deleted long ago.
-            event_log.journal.append(
-                STALLED,
-                (),
-                (),
-                step=step,
-                epoch=_or_nan(epoch),
-                time_ns=time.time_ns(),
-                elapsed_ns=time.monotonic_ns() - event_log.started_ns,
-                attrs=encoded_attrs(attrs).encode(),
-            )
+            event_log._append_own(STALLED, attrs, step, epoch)
     finally:
         event_log.lock.release()
     return True
