@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
@@ -39,10 +40,13 @@ _TYPES: Final[dict[ColumnType, pa.DataType]] = {
 
 
 def table_of(columns: Mapping[str, ColumnType], rows: Iterable[Mapping[str, Any]]) -> pa.Table:
-    """Build a table of these columns; values that are lists or objects become JSON text, and missing ones null."""
+    """Build a table of these columns; lists and objects become JSON text, missing values null.
+
+    An integer in a column of floats becomes the nearest float, which is infinite beyond the greatest one.
+    """
     held = list(rows)
     arrays = [
-        pa.array([_as_cell(row.get(name)) for row in held], _TYPES[type_], from_pandas=False)
+        pa.array([_as_cell(row.get(name), type_) for row in held], _TYPES[type_], from_pandas=False)
         for name, type_ in columns.items()
     ]
     return pa.Table.from_arrays(arrays, names=list(columns))
@@ -124,7 +128,12 @@ def plain(value: Any) -> Any:
             return str(value)
 
 
-def _as_cell(value: Any) -> Any:
+def _as_cell(value: Any, type_: ColumnType) -> Any:
+    if type_ == "float64" and isinstance(value, int):
+        try:  # Arrow refuses to round integers.
+            return float(value)
+        except OverflowError:
+            return math.copysign(math.inf, value > 0 or -1)
     return json.dumps(plain(value), ensure_ascii=False) if isinstance(value, (list, tuple, dict)) else value
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,11 @@ PREFIX: Final = re.compile(r"(config|metric)\.")
 _NUMBER: Final = re.compile(
     r"[+-]?(?:\d+|(?:\d+\.\d*|\.\d+|\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
 )
+#: Whole floats below this are exact integers.
+_EXACT: Final = 2.0**53
+
+#: What parts the values of a list, or begins one.
+_LISTED: Final = re.compile(r'[,"\[{]')
 _INTEGER: Final = re.compile(r"[+-]?\d{1,100}", re.ASCII)
 
 
@@ -214,6 +220,30 @@ def texts_of(value: Any) -> Sequence[str]:
     if kind is datetime:
         return (value.isoformat(),)
     return (repr(value),) if kind is int or kind is float else (json.dumps(value, ensure_ascii=False),)
+
+
+def group_word(value: Any) -> str:
+    """Return a value in words that only equal values share: 1 and 1.0, as well as 1 and the text ``1``, are equal.
+
+    >>> group_word(1.0), group_word(("a", "b")), group_word("a, b"), group_word("")
+    ('1', 'a, b', '"a, b"', '""')
+    """
+    if type(value) is float and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)
+    texts = texts_of(value)
+    is_text = type(value) is str or type(value) is tuple
+    return ", ".join(quoted(text) if is_text and (not text or _LISTED.search(text)) else text for text in texts)
+
+
+def finite_of(value: Any) -> float | None:
+    """Return a finite number as a float; None for all else, as for true and for an integer beyond all floats."""
+    if type(value) is not float and type(value) is not int:
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def number_of(value: Any) -> int | float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -217,3 +218,64 @@ def test_statistics_are_those_of_the_newest_values_at_each_place(drawn: list[lis
         assert (found.least[at], found.greatest[at]) == (min(values), max(values))
         if len(values) > 1:
             assert found.deviation[at] == pytest.approx(np.std(values, ddof=1), abs=1e-9)
+
+
+def test_statistics_of_the_largest_numbers_are_finite() -> None:
+    """Neither differences nor squares on the way to them overflow."""
+    found = course_statistics([course_of([1], [value]) for value in (1e308, -1e308, 1.5e308)])
+
+    assert found.mean.tolist() == pytest.approx([0.5e308])
+    assert found.deviation.tolist() == pytest.approx([1e308 * np.std([1, -1, 1.5], ddof=1)])
+    assert (found.least.tolist(), found.greatest.tolist()) == ([-1e308], [1.5e308])
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a server over runs whose settings look alike, or are no float."""
+    store = tmp_path_factory.mktemp("odd")
+    settings: list[dict[str, Any]] = [
+        *({"lr": rate} for rate in (1, 1.0, 0.123451, 0.123452)),
+        {"a": "1, b=2", "b": "3"},
+        {"a": "1", "b": "2, b=3"},
+        *({"a": text} for text in ("", [1, 2], "[1, 2]")),
+        *({"n": number} for number in (2**63 + 1, 10**400, 3)),
+    ]
+    for config in settings:
+        with Recorder(store, name="odd", config=config, quiet=True) as rec:
+            rec.step(loss=1.0)
+            rec.evaluate(eval_loss=1.0)
+    with served(store) as client:
+        yield client
+
+
+def test_equal_numbers_are_one_group_and_near_ones_two(odd: httpx.Client) -> None:
+    """In the table of runs, too, which rounds them elsewhere."""
+    found = items(odd, where="lr>0", metric="loss", group="lr")
+    table = odd.get("/", params={"where": "lr>0", "group": "lr"}).raise_for_status().text
+
+    assert [(one["group"], one["n_runs"]) for one in found] == [("lr=0.123451", 1), ("lr=0.123452", 1), ("lr=1", 2)]
+    assert re.findall(r"▸ ([^<]*)</a>", table) == ["0.123451", "0.123452", "1"]
+
+
+def test_texts_that_hold_commas_are_not_taken_for_those_of_several_fields(odd: httpx.Client) -> None:
+    """They are in quotes, as is a text that looks like a list, and an empty one."""
+    found = items(odd, where="b~.", metric="loss", group=["a", "b"])
+    lone = items(odd, where="-b~. -lr~. -n~.", metric="loss", group="a")
+
+    assert {one["group"] for one in found} == {'a="1, b=2", b=3', 'a=1, b="2, b=3"'}
+    assert {one["group"] for one in lone} == {'a=""', "a=[1, 2]", 'a="[1, 2]"'}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/series?where=n>0&metric=loss&group=n",
+        "/api/v1/comparisons?where=n>0&group=n",
+        *(f"/api/v1/runs?columns=n&format={form}" for form in ("csv", "arrow", "parquet", "rows")),
+        "/?group=n&columns=n,loss",
+        "/?group=loss&columns=n&sort=n",
+    ],
+)
+def test_integers_that_no_float_holds_are_settings_like_others(odd: httpx.Client, path: str) -> None:
+    """Seeds have 64 bits, and a hash has more."""
+    assert odd.get(path).status_code == 200

@@ -32,7 +32,7 @@ from ...store.event_json import encoded
 from ...store.questions import LONGEST, parse, parse_fields
 from ...store.reading.plot_data import AxisCourse, course_of, course_statistics, robust_range
 from ...store.reading.snapshot import Snapshot
-from ...store.run_fields import bound_field, texts_of
+from ...store.run_fields import bound_field, finite_of, group_word, texts_of
 from ...store.store import Store
 from ..access import OpenStore, RunAccess, check_freshness, find_run
 from ..answers import IN_EVERY_FORM, page_answer
@@ -148,13 +148,14 @@ def groups_of(store: Store, runs: Sequence[RunAccess], keys: Sequence[str]) -> l
 
 def _rank(value: Any) -> tuple[int, float, str]:
     """Return the place of a value among others."""
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        return 0, value, ""
+    number = finite_of(value)
+    if number is not None:
+        return 0, number, ""
     return (2, 0.0, "") if value is None else (1, 0.0, ", ".join(texts_of(value)))
 
 
 def _in_words(name: str, value: Any) -> str:
-    return f"no {name}" if value is None else f"{name}={', '.join(texts_of(value))}"
+    return f"no {name}" if value is None else f"{name}={group_word(value)}"
 
 
 class RunsSeriesQuery(SeriesQuery, ChosenRuns):

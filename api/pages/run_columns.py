@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, Literal, NamedTuple
 
 from ...replay.runs.objective import Objective, guessed_objective
@@ -21,7 +20,7 @@ from ...store.errors import TelemetryError
 from ...store.questions import parse_fields
 from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry, leading_metric
-from ...store.run_fields import Field, bound_field, texts_of
+from ...store.run_fields import Field, bound_field, finite_of, group_word, texts_of
 from ...store.run_info import LIVE_STATUSES
 from .layout import number, time_taken
 from .sparkline import sparkline
@@ -290,9 +289,10 @@ def text_of(named: Field, value: Any) -> str:
 
 def groups_of(by: Field, columns: Sequence[TableColumn], entries: Sequence[Entry]) -> list[RunGroup]:
     """Return the runs by the values of a field, in the order of each group's first run."""
+    words = partial(text_of, by) if by.type in ("moment", "age", "span") else group_word
     members: dict[str, list[Entry]] = {}
     for value, entry in zip(by.values(entries), entries, strict=True):
-        members.setdefault("" if value is None else text_of(by, value), []).append(entry)
+        members.setdefault("" if value is None else words(value), []).append(entry)
     return [RunGroup(value, own, [_mean_cell(column, own) for column in columns]) for value, own in members.items()]
 
 
@@ -304,7 +304,7 @@ def _mean_cell(column: TableColumn, entries: Sequence[Entry]) -> TableCell:
     if column.field is None or column.field.type in ("age", "moment"):
         return TableCell("text")
     values = [value for value in column.field.values(entries) if value is not None]
-    numbers = [float(value) for value in values if _is_real(value) and math.isfinite(value)]
+    numbers = [number for value in values if (number := finite_of(value)) is not None]
     if not numbers:
         texts = Counter(text for value in values for text in texts_of(value))
         many = f"{len(texts):,} values"
@@ -321,7 +321,7 @@ def _mean_cell(column: TableColumn, entries: Sequence[Entry]) -> TableCell:
 
 def mean_of(named: Field, entries: Sequence[Entry]) -> float | None:
     """Return the mean of the finite numbers of a field; None if it has none."""
-    numbers = [float(value) for value in named.values(entries) if _is_real(value) and math.isfinite(value)]
+    numbers = [number for value in named.values(entries) if (number := finite_of(value)) is not None]
     return mean_and_deviation(numbers)[0] if numbers else None
 
 

@@ -40,6 +40,9 @@ _NS_PER_S: Final = 1e9
 #: Exploratory Data Analysis, 1977; NIST/SEMATECH e-Handbook of Statistical Methods, 7.1.6.
 _OUTER_FENCE: Final = 3.0
 
+#: Values up to this have sums of squares that are finite.
+_LARGE: Final = 1e150
+
 
 def axis_column(axis: Axis, columns: Columns, x: str | None = None) -> str | None:
     """Return the column that ``axis_values`` needs besides kind, attempt, step, epoch and elapsed_ns; None for none.
@@ -306,11 +309,16 @@ def course_statistics(courses: Sequence[AxisCourse]) -> CourseStatistics:
     first = courses[0].x if courses else np.zeros(0)
     is_shared = all(np.array_equal(course.x, first) for course in courses)
     x = first if is_shared else np.unique(np.concatenate([course.x for course in courses]))
+    # Squares of large values overflow, and so do differences of the largest.
+    scale = max(
+        (float(np.max(np.abs(course.y), initial=1.0, where=np.isfinite(course.y))) for course in courses), default=1.0
+    )
+    scale = scale if scale > _LARGE else 1.0
     count, mean, squares = np.zeros(len(x), np.int64), np.zeros(len(x)), np.zeros(len(x))
     least, greatest = np.full(len(x), np.inf), np.full(len(x), -np.inf)
     with np.errstate(over="ignore", invalid="ignore"):
         for course in courses:
-            values = course.y if is_shared else course.at(x)
+            values = (course.y if is_shared else course.at(x)) / scale
             held = np.isfinite(values)
             count += held
             # Welford's update: sums of squares alone lose the digits of values far from zero.
@@ -319,7 +327,8 @@ def course_statistics(courses: Sequence[AxisCourse]) -> CourseStatistics:
             squares += np.where(held, change * (values - mean), 0.0)
             least = np.where(held, np.minimum(least, values), least)
             greatest = np.where(held, np.maximum(greatest, values), greatest)
-    deviation = np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), np.nan))
+        deviation = np.sqrt(np.where(count > 1, squares / np.maximum(count - 1, 1), np.nan))
+        mean, deviation, least, greatest = (values * scale for values in (mean, deviation, least, greatest))
     mean, least, greatest = (np.where(count > 0, values, np.nan) for values in (mean, least, greatest))
     return CourseStatistics(x, count, mean, deviation, least, greatest)
 
