@@ -81,6 +81,28 @@ def test_every_variant_comes_to_what_its_own_backtest_finds(runs: list[Run]) -> 
     assert swept.totals["stopped"].tolist() == [sum(r.stop is not None for r in one.results) for one in singles]
 
 
+@pytest.mark.parametrize(
+    "rule", ["series(metric) > 1.9", "recent > 1.9", "series(metric) > loss or loss > 3.9", "mood == 'bad'"]
+)
+def test_variants_that_name_other_metrics_read_those(rule: str, runs: list[Run]) -> None:
+    """The name is in the rule itself, in a definition or in a state; the text of the rule is the same for each."""
+    policy = parse_policy(f"""
+params: {{metric: lr}}
+define: {{recent: series(metric)}}
+states:
+  mood: [{{bad: series(metric) > 1.9}}, {{good: step > 0}}]
+controllers:
+  - name: high
+    triggers: [on_step_end]
+    rule: {rule}
+    operations: [hfcontrols.should_training_stop]
+""")
+    swept = sweep(policy, {"metric": ["eval_loss", "loss", "gone"]}, runs)
+    singles = [backtest(variant.policy(), runs) for variant in swept.variants]
+
+    assert swept.totals["decisions"].tolist() == [sum(len(r.decisions) for r in one.results) for one in singles]
+
+
 def test_checkpoints_and_what_can_be_deployed_are_those_of_each_backtest(tmp_path: Path) -> None:
     """This holds for the run's own checkpoints and for those that the rules request."""
     with Recorder(tmp_path / "runs") as rec:
@@ -356,3 +378,30 @@ def test_the_command_refuses_values_that_are_none(setting: str, tmp_path: Path) 
     result = CliRunner().invoke(app, ["sweep", str(policy), "--store", str(tmp_path), "--set", setting])
 
     assert result.exit_code == 2
+
+
+@pytest.fixture
+def bits(tmp_path: Path) -> list[str]:
+    """The arguments of a sweep over runs that evaluate ``val_bpb`` alone, with the metric set to that."""
+    for name in ("a", "b"):
+        with Recorder(tmp_path / "runs", name=name) as rec:
+            for step in range(1, 9):
+                rec.step(loss=1.0)
+                rec.evaluate(val_bpb=1.0 + abs(step - 4))
+    store = ["--store", str(tmp_path / "runs")]
+    return ["sweep", "early_stopping", *store, "--set", "metric=val_bpb", "--set", "patience=2,3"]
+
+
+def test_what_runs_lack_is_said_of_the_metric_that_is_set(bits: list[str]) -> None:
+    """The file's own ``eval_loss`` is read by no variant."""
+    output = CliRunner().invoke(app, bits).output
+
+    assert "2 variants replayed over 2 runs" in output
+    assert "lack" not in output
+
+
+def test_automatic_renames_are_those_of_the_metric_that_is_set(bits: list[str]) -> None:
+    """Otherwise ``val_bpb`` would be renamed away from the variants that read it."""
+    result = CliRunner().invoke(app, [*bits, "--rename", "auto"])
+
+    assert "--rename auto: no metric that the rules read and runs lack has a near name" in result.stderr

@@ -29,7 +29,7 @@ def certify(asked: CertifyArguments) -> None:
     limited, wanted = risk_asked(asked.risk), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.output)
-    replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, variants.policies(), variants.runs)
     with reading_runs() as on_progress:
         found = certify_runs(
             *variants,

@@ -23,7 +23,7 @@ def sweep(asked: SweepArguments) -> None:
     replaying = replaying_of(asked.replaying)
     split = None if asked.split is None else _split_of(asked.split)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.html)
-    replaying["renames"] = renames_over(asked.replaying.judging.renames, [variants.policy], variants.runs)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, variants.policies(), variants.runs)
     with reading_runs() as on_progress:
         result = sweep_runs(
             *variants,

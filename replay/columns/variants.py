@@ -124,7 +124,7 @@ def _with(policy: Policy, settings: Mapping[str, Param]) -> Policy:
 
 
 def _settling(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[str]:
-    """Return the params that decide the structure of the policy.
+    """Return the params that decide the structure of the policy, such as one that names a metric.
 
     Every value is tried alone, which also validates it. A key of a policy holds at most one param, so if no value
     changes it alone, no combination does. Rules can compute lengths from several params, so no param may occur within
@@ -141,7 +141,17 @@ def _settling(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[str]:
 def _makeup(policy: Policy) -> tuple[object, ...]:
     # The text of a message does not affect when it is sent.
     controllers = [dataclasses.replace(controller, message=None) for controller in policy.controllers]
-    return policy.metrics, policy.operations, controllers
+    return policy.metrics, policy.operations, controllers, [*map(_trees, policy.controllers)]
+
+
+def _trees(controller: Controller) -> list[str]:
+    """Return the expressions that a controller reads. Those of one text differ where a param names their metric."""
+    return [ast.dump(bound.expression.tree) for bound in controller.bound_rules]
+
+
+def policies_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Policy]:
+    """Return one policy of each structure among the variants; together they read what the variants read."""
+    return [*{id(one.structure): one.structure.policy for one in variants_of(policy, axes)}.values()]
 
 
 def _inner_names(policy: Policy) -> set[str]:

@@ -14,7 +14,7 @@ from ...store.metric_words import mode_of
 from ...store.reading.snapshot import Snapshot
 from ...store.run import Run
 from ..runs.event_stream import read_metrics, renamed_columns
-from ..runs.judging import background_of, lacked_metrics
+from ..runs.judging import background_of, lacked_metrics, names_read
 from ..runs.metric_names import NearNames, Renames, commonest_first, near_metrics, split_of
 from ..runs.mute_rules import judge_of
 from ..runs.objective import Objective
@@ -35,10 +35,10 @@ def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames
     near: dict[str, Counter[str]] = {}
     judges: dict[str, Counter[str]] = {}
     torn: set[str] = set()
-    asked = tuple(policies)
+    read = names_read(policies)
     for run in runs:
         try:
-            found = run.read(lambda snapshot: _names_in(snapshot, asked, renames))
+            found = run.read(lambda snapshot: _names_in(snapshot, read, renames))
         except TelemetryError:
             continue
         for name, (own, judge) in found.items():
@@ -53,9 +53,9 @@ def near_names(policies: Iterable[Policy], runs: Sequence[Run], renames: Renames
             yield NearNames(name, commonest_first(counts), name not in torn, frozenset(judging))
 
 
-def _names_in(snapshot: Snapshot, policies: Sequence[Policy], renames: Renames) -> dict[str, tuple[list[str], str]]:
+def _names_in(snapshot: Snapshot, read: Iterable[str], renames: Renames) -> dict[str, tuple[list[str], str]]:
     """Return for each metric that rules read and a run lacks its near names, and the metric that judges the run."""
-    lacked = dict.fromkeys(name for policy in policies for name in lacked_metrics(policy, snapshot, renames))
+    lacked = lacked_metrics(read, snapshot, renames)
     if not lacked:
         return {}
     recorded = renamed_columns(snapshot, renames)

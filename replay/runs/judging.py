@@ -262,7 +262,9 @@ def _facts_at(
     background, noted = background_of(snapshot, settings), incidents_noted(snapshot.notes)
     record = _record_of(background, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
-        _replayed_run(policy, record, settings, replayer, lacked_metrics(policy, snapshot, settings.renames))
+        _replayed_run(
+            policy, record, settings, replayer, lacked_metrics(names_read([policy]), snapshot, settings.renames)
+        )
         for policy in policies
     ]
 
@@ -496,12 +498,19 @@ def _notes_of_resumes(rolled_back: RolledBack) -> Iterable[str]:
         yield f"{steps} steps{spent} were rolled back by resumes and count in no number: {of}"
 
 
-def lacked_metrics(policy: Policy, snapshot: Snapshot, renames: Renames) -> dict[str, str]:
+def names_read(policies: Iterable[Policy]) -> set[str]:
+    """Return the names of the metrics that rules of policies read."""
+    read = set[str]()
+    for policy in policies:
+        keys = {key for controller in policy.controllers for key in controller.rule.bound.series}
+        read |= {key.name for key in keys if not key.is_derived} | evaluations_read(policy)
+    return read
+
+
+def lacked_metrics(read: Iterable[str], snapshot: Snapshot, renames: Renames) -> dict[str, str]:
     """Return the metrics that rules read and the run lacks, each with the closest one that it has; "" without any."""
     names = renamed_columns(snapshot, renames)
     known = {*names, *snapshot.info.last.newest_plan.constants}
-    keys = {key for controller in policy.controllers for key in controller.rule.bound.series if not key.is_derived}
-    read = {key.name for key in keys} | evaluations_read(policy)
     lacked = sorted(name for name in read if not any(_is_named(each, name) for each in known))
     return {name: nearest_metric(name, names) for name in lacked}
 

@@ -25,7 +25,7 @@ from ..columns.variant_firings import VariantBatch, batches_of
 from ..columns.variants import Variant, reasons_of, variants_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import EventStream, check_recorded, read_metrics, renamed_columns
-from ..runs.judging import background_of, lacked_metrics
+from ..runs.judging import background_of, lacked_metrics, names_read
 from ..runs.objective import (
     Declared,
     Objective,
@@ -274,6 +274,11 @@ class RunSweeper:
         variants = self.variants or [variants_of(policy, axes) for policy, axes in self.varied]
         return tuple(map(batches_of, variants))
 
+    @cached_property
+    def _names_read(self) -> list[set[str]]:
+        """The names of the metrics that the variants of each policy read."""
+        return [names_read(one.policy for batch in batches for one in batch.structures) for batches in self._batches]
+
     def __call__(self, run: Run) -> _ReadRun | Excluded:
         """Return the outcomes of each variant on a run, or why it is excluded, such as a read error.
 
@@ -342,9 +347,9 @@ class RunSweeper:
                 has_few_evaluations=bool(one.outcomes.rows.has_few_evaluations.all()),
                 could_fire=can_fire,
                 unable=one.unable,
-                lacked=lacked_metrics(policy, snapshot, renames),
+                lacked=lacked_metrics(read, snapshot, renames),
             )
-            for one, can_fire, (policy, _) in zip(found, could_fire, self.varied, strict=True)
+            for one, can_fire, read in zip(found, could_fire, self._names_read, strict=True)
         )
         known = frozenset((*snapshot.columns.of_loop, *names))
         facts = MemberFacts(info, background.log_digest, known, values[np.isfinite(values)])
