@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +37,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record(store, "better", [value - 0.02 for value in values])
     record(store, "equal", values)
     record(store, "worse", [value + 0.02 for value in values])
+    record(store, "broken", [math.nan] * 4)
+    record(store, "wild", [1e300, -1e300, 1.5e308, -1.5e308])
     return store
 
 
@@ -162,3 +166,34 @@ def test_the_help_names_the_exit_statuses() -> None:
     command = typer.main.get_command(app).get_command(None, "compare")  # type: ignore[attr-defined]
 
     assert "Exit status 0 for keep, 1 for discard, 3 for not yet." in " ".join(command.help.split())
+
+
+def test_a_candidate_without_values_has_no_infinite_difference(store: Path) -> None:
+    """Its runs are counted all the same, as they count as the worst."""
+    _, printed = compare("base", "broken", "--store", store)
+
+    assert "4 runs and 6 runs cannot tell whether name=broken is better than name=base in eval_loss" in printed
+    assert "Median difference: unknown, as runs without a value are half of the candidate or more" in printed
+    assert "Effect: unknown, the median" in printed
+    assert "inf" not in printed
+
+
+def test_equal_groups_differ_neither_for_the_better_nor_for_the_worse(store: Path) -> None:
+    """A difference of zero has no direction."""
+    assert "Median difference: 0 (0%); " in compare("base", "equal", "--store", store)[1]
+
+
+def test_a_small_alpha_is_not_rounded_to_certainty(store: Path) -> None:
+    """The level of the interval has the digits that it needs."""
+    printed = compare("base", "better", "--store", store, "--alpha", "0.001")[1]
+
+    assert "too few runs for a 99.9% interval" in printed
+    assert "100% interval" not in printed
+
+
+def test_the_largest_numbers_fit_their_columns(store: Path) -> None:
+    """They have an exponent in place of 300 zeros, and no warning of an overflow."""
+    printed = compare("base", "wild", "--store", store, "--objective", "eval_loss:min")[1]
+
+    assert max(map(len, re.search(r"   group.*?\n\n", printed, re.DOTALL)[0].splitlines())) < 100  # type: ignore[index]
+    assert "RuntimeWarning" not in printed

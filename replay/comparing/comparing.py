@@ -170,6 +170,7 @@ def _compared(
     return _judged(found[0], found[1], objective, settings, point, set_by, number)
 
 
+@np.errstate(over="ignore")
 def _judged(
     baseline: Group,
     candidate: Group,
@@ -517,7 +518,10 @@ def lower_end(e_value: Callable[[float], float], differences: Floats, needed: fl
     if not len(jumps):
         return -math.inf
     # A shift between two jumps: exactly at one, rounding would decide who is better.
-    between = np.concatenate([[jumps[0] - _margin(jumps)], (jumps[1:] + jumps[:-1]) / 2, [jumps[-1] + _margin(jumps)]])
+    between = np.concatenate(
+        [[jumps[0] - _margin(jumps)], jumps[1:] / 2 + jumps[:-1] / 2, [jumps[-1] + _margin(jumps)]]
+    )
+    between = np.nan_to_num(between)  # Beyond the largest numbers is the largest.
     first, last = 0, len(jumps)
     while first < last:
         middle = (first + last) // 2

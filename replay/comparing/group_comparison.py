@@ -209,7 +209,8 @@ def spread(values: Sequence[float] | npt.NDArray[np.float64]) -> float | None:
         return None
     one, other = np.triu_indices(len(values), 1)
     numbers = np.asarray(values, np.float64)
-    return float(np.median(np.abs(numbers[one] - numbers[other])))
+    with np.errstate(over="ignore"):
+        return float(np.median(np.abs(numbers[one] - numbers[other])))
 
 
 def spread_ratio(baseline: float | None, candidate: float | None) -> float | None:
@@ -350,7 +351,7 @@ def verdict_sentence(found: GroupComparison) -> str:
 def in_words(found: GroupComparison) -> str:
     """Return the verdict with the names of both groups, the effect, its interval and the numbers of runs."""
     ours, theirs = found.baseline, found.candidate
-    runs = [counted(group.count(Standing.COUNTED), "run") for group in (theirs, ours)]
+    runs = [counted(found.candidate_runs, "run"), counted(ours.count(Standing.COUNTED), "run")]
     is_worse = found.e_worse >= 1 / found.settings.alpha
     pair = f"{theirs.selector} is {{}} than {ours.selector} in {found.objective.metric}"
     if found.verdict is KeepVerdict.KEEP:
@@ -362,10 +363,7 @@ def in_words(found: GroupComparison) -> str:
     effect = found.effect
     if effect is None:
         return f"{said}: a group has no value yet."
-    share = effect.relative(effect.estimate)
-    of_ours = "" if share is None or not math.isfinite(share) else f" ({plain(100 * abs(share), 3)}%)"
-    better = "better" if effect.estimate >= 0 else "worse"
-    level = f"{1 - found.settings.alpha:.0%} interval"
+    level = f"{_level(found)} interval"
     interval = f"{level} of the gain: {_end(effect.low)} to {_end(effect.high)}"
     if math.isinf(effect.low) and math.isinf(effect.high):
         interval = f"too few runs for a {level}"
@@ -373,8 +371,21 @@ def in_words(found: GroupComparison) -> str:
     more = "" if found.more_runs is None else f" At best {counted(found.more_runs, f'more {unit}')} could tell."
     is_known = found.verdict is KeepVerdict.KEEP or is_worse
     counts = f", of {runs[0]} against {runs[1]}" if is_known else ""
-    median = f"Median difference{counts}: {plain(abs(effect.estimate))}{of_ours} {better}"
+    median = f"Median difference{counts}: {_difference(effect)}"
     return f"{said}. {median}; {interval}.{'' if is_known else more}"
+
+
+def _difference(effect: EffectSize) -> str:
+    if not math.isfinite(effect.estimate):
+        return "unknown, as runs without a value are half of the candidate or more"
+    share = effect.relative(effect.estimate)
+    of_ours = "" if share is None or not math.isfinite(share) else f" ({plain(100 * abs(share), 3)}%)"
+    better = "" if effect.estimate == 0 else " better" if effect.estimate > 0 else " worse"
+    return f"{plain(abs(effect.estimate))}{of_ours}{better}"
+
+
+def _level(found: GroupComparison) -> str:
+    return f"{plain(100 * (1 - found.settings.alpha), 6)}%"
 
 
 def _more(found: GroupComparison) -> str:
@@ -506,9 +517,9 @@ def _effect(found: GroupComparison) -> str:
     of_what = "pairs" if found.pairs is not None else "all runs of B and all of A"
     ends = f"{_end(effect.low)} to {_end(effect.high)}"
     few = "; more runs are needed for an end" if not (math.isfinite(effect.low) and math.isfinite(effect.high)) else ""
-    level = f"{1 - found.settings.alpha:.0%}"
+    level = _level(found)
     return (
-        f"Effect: {_signed(effect.estimate)}{of_a}, the median difference between {of_what}; above 0, B is better. "
+        f"Effect: {_end(effect.estimate)}{of_a}, the median difference between {of_what}; above 0, B is better. "
         f"Its {level} interval, which holds at every look: {ends}{few}."
     )
 
