@@ -279,4 +279,26 @@ def test_a_point_of_a_sweep_is_taken_into_the_editor(open_page: Callable[..., An
 
     assert when(page, f"document.querySelector('[data-param]').value === '{value}'")
     assert "in sample" in page.inner_text("#report")
-    assert "No variant is certified" in page.inner_text("#report")
+    assert "Certified: none" in page.inner_text("#report")
+
+
+def test_a_certified_variant_is_marked_in_picture_and_table(browser: Any, tmp_path: Path) -> None:
+    """The page says the promise in the words of ``certify``: how often the regret exceeds its limit at most."""
+    for number in range(30):
+        with Recorder(tmp_path, name=f"run {number}", group=str(number), quiet=True) as rec:
+            for step in range(1, 31):
+                rec.step(loss=9.0 / step + number / 1000)
+                rec.evaluate(eval_loss=1 + 1 / min(step, 12) + number / 1000)
+                rec.save(f"{step}.pt")
+    with serving(tmp_path) as url, pages(browser, url) as open_page:
+        page = open_page("/backtest?text=stop+if+loss+%3C+%7B0.3, 0.5, 2%7D&family=group")
+        when(page, "document.querySelector('#sweep').checkVisibility() && !document.querySelector('#sweep').disabled")
+        page.click("#sweep")
+        when(page, "document.querySelector('.front-plot g')")
+
+        marked = page.evaluate("[...document.querySelectorAll('.front-plot g.certified')].map((one) => one.ariaLabel)")
+        rows = page.evaluate("[...document.querySelectorAll('#report tr:has(.chip)')].map((one) => one.innerText)")
+        assert [label.split(":")[0] for label in marked] == ["Take limit = 0.5"]
+        assert page.locator(".front-plot .ring").count() == 1
+        assert ["\t0.5\t" in row and "certified" in row for row in rows] == [True]
+        assert "its regret exceeds 1% in at most 10% of runs like these" in page.inner_text("#report")

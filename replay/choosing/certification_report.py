@@ -38,13 +38,14 @@ MEAN_HEADING: Final = "mean regret"
 
 
 def certification_json(found: Certification, certificate: Certificate | None) -> JsonObject:
-    """Return the result as JSON: the certificate, the needs of families, all variants, and the runs outside.
+    """Return the result as JSON: the answer in sentences, the certificate, all variants, and the runs outside.
 
     Args:
         found: The result.
         certificate: Its certificate; None if no variant passed.
     """
     return {
+        "answer": list(answer_sentences(found, certificate)),
         "certified": None if found.params is None else dict(found.params),
         "certificate": None if certificate is None else certificate.to_json(),
         "families": len(found.families),
@@ -90,8 +91,9 @@ def certification_lines(
     """
     if missing := missing_sentences(found.sweep.lacking, found.sweep.mute_rules):
         yield from [*missing, ""]
-    yield _headline(found)
-    yield from _lines_without_certificate(found) if certificate is None else promise_lines(certificate)
+    yield from answer_sentences(found, certificate)
+    if certificate is None and len(found.families) <= 1:
+        yield "Runs of one family count once. --family KEY tells families by another key: a configuration key, or run."
     yield ""
     if rows := _table_rows(found):
         headings = _table_headings(found)
@@ -100,6 +102,12 @@ def certification_lines(
     yield from (*_testing_lines(found), *_population_lines(found))
     if certificate is not None:
         yield from _arming_lines(certificate, out)
+
+
+def answer_sentences(found: Certification, certificate: Certificate | None) -> Iterator[str]:
+    """Yield what is certified, and what the certificate promises; or why nothing is."""
+    yield _headline(found)
+    yield from _lines_without_certificate(found) if certificate is None else promise_lines(certificate)
 
 
 def _headline(found: Certification) -> str:
@@ -126,8 +134,6 @@ def _lines_without_certificate(found: Certification) -> Iterator[str]:
             yield f"{of} of the first variant leave no weights, and lose the run: order a save with the stop."
         return
     yield f"{asked} takes at least {families(least)}; these runs are of {families(have)}."
-    if have <= 1:
-        yield "Runs of one family count once. --family KEY tells families by another key: a configuration key, or run."
 
 
 def _table_headings(found: Certification) -> tuple[str, ...]:

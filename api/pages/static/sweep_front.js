@@ -1,5 +1,6 @@
 // The front of a sweep: what its best variants save and cost, in and out of sample, as a picture and as a table.
 import { counted, element, percent, shown, table } from "./dom.js";
+import { placeTicks, valueTicks } from "./ticks.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -29,7 +30,7 @@ const known = (value) => value !== null && value !== undefined && Number.isFinit
 function pointsOf(result) {
   const outside = new Map(result.out_of_sample.map((one) => [one.variant, one]));
   const certified = result.certification?.certified;
-  const isCertified = (variant) => Boolean(certified) && Object.entries(certified).every(([name, value]) => variant[name] === undefined || variant[name] === value);
+  const isCertified = (variant) => Boolean(certified) && Object.entries(certified).every(([name, value]) => variant[name] === value);
   const rows = result.variants.map((variant, index) => ({ variant, index, isCertified: isCertified(variant) }));
   return rows.filter(({ index, isCertified: is }) => result.front.includes(index) || is).map((one) => {
     const { variant } = one;
@@ -53,21 +54,24 @@ export function frontOf(result, take) {
 }
 
 function saidOf(result, points) {
-  const certification = result.certification;
-  const said = [];
-  if (!points.length) said.push("No variant can be judged: no metric judges the runs, or none of the variants fires.");
-  if (certification?.certified) said.push(`Certified: with ${percent(certification.confidence, 0)} confidence the marked variant keeps ${certification.risk} in all but ${percent(certification.at_most, 0)} of such runs.`);
-  else if (certification) {
-    const needed = certification.families_needed ?? certification.fewest_families;
-    said.push(`No variant is certified: the runs are ${counted(certification.families, "family").replace("familys", "families")}${needed > certification.families ? `, and a certificate takes at least ${shown(needed)}` : ""}.`);
-  }
-  said.push(
+  const [headline, ...why] = result.certification?.answer ?? [];
+  const said = headline ? [element("p", {}, element("b", {}, headline)), element("p", {}, why.join(" "))] : [];
+  const legend = [];
+  if (!points.length) legend.push("No variant can be judged: no metric judges the runs, or none of the variants fires.");
+  legend.push(
     result.split
-      ? `● in sample: the runs that chose a variant judge it. ○ out of sample: other families of runs judge it.`
+      ? "● in sample: the runs that chose a variant judge it. ○ out of sample: other families of runs judge it."
       : `● in sample: the runs that chose a variant judge it, so others will do worse. ${result.split_refused}`,
   );
-  return said.map((text) => element("p", { class: "legend" }, text));
+  if (points.some((point) => point.isCertified)) legend.push("The green ring marks the certified variant.");
+  return [...said, element("p", { class: "legend" }, legend.join(" "))];
 }
+
+/** Ticks of shares from 0 to an end, at round numbers of percent. */
+const shareTicks = (ticks, [from, to], size) => {
+  const { values, labels } = ticks(100 * from, 100 * to, size);
+  return values.map((value, index) => [value / 100, `${labels[index]}%`]);
+};
 
 /** Ends of an axis around some numbers, from 0 on. */
 function spanOf(numbers) {
@@ -89,13 +93,16 @@ function picture(points, take) {
   const x = (value) => ROOM.left + ((value - xs[0]) / (xs[1] - xs[0])) * (WIDTH - ROOM.left - ROOM.right);
   const y = (value) => HEIGHT - ROOM.bottom - ((value - ys[0]) / (ys[1] - ys[0])) * (HEIGHT - ROOM.top - ROOM.bottom);
   const svg = drawn("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "group", "aria-label": "Steps saved and mean regret of the best variants" });
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const [across, up] = [xs[0] + share * (xs[1] - xs[0]), ys[0] + share * (ys[1] - ys[0])];
+  for (const [across, label] of shareTicks((...ends) => placeTicks(...ends, "metric"), xs, WIDTH - ROOM.left - ROOM.right)) {
     svg.append(
       drawn("line", { x1: x(across), x2: x(across), y1: ROOM.top, y2: HEIGHT - ROOM.bottom, class: "grid" }),
+      drawn("text", { x: x(across), y: HEIGHT - ROOM.bottom + 15, "text-anchor": "middle" }, label),
+    );
+  }
+  for (const [up, label] of shareTicks(valueTicks, ys, HEIGHT - ROOM.top - ROOM.bottom)) {
+    svg.append(
       drawn("line", { x1: ROOM.left, x2: WIDTH - ROOM.right, y1: y(up), y2: y(up), class: "grid" }),
-      drawn("text", { x: x(across), y: HEIGHT - ROOM.bottom + 15, "text-anchor": "middle" }, percent(across, 0)),
-      drawn("text", { x: ROOM.left - 6, y: y(up) + 4, "text-anchor": "end" }, percent(up, ys[1] < 0.02 ? 2 : 1)),
+      drawn("text", { x: ROOM.left - 6, y: y(up) + 4, "text-anchor": "end" }, label),
     );
   }
   svg.append(drawn("text", { x: (WIDTH + ROOM.left) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "steps saved"), drawn("text", { x: ROOM.left, y: 11 }, "mean regret"));
@@ -109,9 +116,9 @@ function markOf(point, x, y, take) {
   const group = drawn("g", { tabindex: "0", role: "button", "aria-label": `Take ${said}`, class: point.isCertified ? "certified" : "" }, drawn("title", {}, said));
   const [px, py] = [x(point.saved), y(point.regret)];
   if (known(point.outSaved) && known(point.outRegret)) {
-    group.append(drawn("line", { x1: px, y1: py, x2: x(point.outSaved), y2: y(point.outRegret), class: "link" }), drawn("circle", { cx: x(point.outSaved), cy: y(point.outRegret), r: 5, class: "out" }));
+    group.append(drawn("line", { x1: px, y1: py, x2: x(point.outSaved), y2: y(point.outRegret), class: "link" }), drawn("circle", { cx: x(point.outSaved), cy: y(point.outRegret), r: 8, class: "out" }));
   }
-  if (point.isCertified) group.append(drawn("circle", { cx: px, cy: py, r: 10, class: "ring" }));
+  if (point.isCertified) group.append(drawn("circle", { cx: px, cy: py, r: 12, class: "ring" }));
   group.append(drawn("circle", { cx: px, cy: py, r: 5.5, class: "in" }), drawn("circle", { cx: px, cy: py, r: 14, class: "hit" }));
   group.addEventListener("click", () => take(point.settings));
   group.addEventListener("keydown", (event) => {
@@ -126,12 +133,11 @@ function markOf(point, x, y, take) {
 function tableOf(result, points, take) {
   const out = result.split ? ["saved, out of sample", "regret, out of sample"] : [];
   const rows = points.map((point) => [
-    element("button", { type: "button", onclick: () => take(point.settings), "aria-label": `Take ${labelOf(point)}` }, "Take"),
+    element("span", {}, element("button", { type: "button", onclick: () => take(point.settings), "aria-label": `Take ${labelOf(point)}` }, "Take"), point.isCertified ? [" ", element("span", { class: "chip exact" }, "certified")] : null),
     ...Object.values(point.settings).map(shown),
     `${shown(point.variant.stopped)} of ${shown(point.variant.could_fire)}`, percent(point.saved), percent(point.regret, 2),
     ...(result.split ? [point.outSaved, point.outRegret].map((value, index) => (known(value) ? percent(value, 1 + index) : "–")) : []),
     known(point.variant.share_lost) ? percent(point.variant.share_lost) : "–",
-    point.isCertified ? element("span", { class: "chip exact" }, "certified") : "",
   ]);
-  return table(["", ...Object.keys(result.axes), "stops", "saved", "regret", ...out, "lost", ""], rows, [0]);
+  return table(["", ...Object.keys(result.axes), "stops", "saved", "regret", ...out, "lost"], rows, [0]);
 }
