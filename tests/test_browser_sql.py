@@ -160,3 +160,30 @@ def test_the_page_fits_a_phone(open_page: Callable[..., Any]) -> None:
     when(page, ROWS)
 
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+HOURS = (
+    "SELECT '2026-03-01'::TIMESTAMP + INTERVAL (range) HOUR AS hour, sin(range) AS value, range AS step FROM range(31)"
+)
+
+
+def test_a_first_column_of_moments_is_the_axis_in_local_time(open_page: Callable[..., Any]) -> None:
+    """Moments without a zone are UTC. Ticks are at round local times, and midnight has the date."""
+    page = open_page(of(HOURS), timezone_id="Asia/Kolkata", locale="en-GB")
+    when(page, f"{DRAWN} === 1")
+
+    ticks = page.evaluate("document.querySelector('#figure .plot').chart.across()")
+    assert page.inner_text("#note") == "over hour, local time: 1 Mar 2026, 05:30:00 to 2 Mar 2026, 11:30:00"
+    assert ticks["labels"][:8] == ["06:00", "09:00", "12:00", "15:00", "18:00", "21:00", "2 Mar", "03:00"]
+    assert ticks["values"][0] == 1_772_325_000
+
+
+def test_a_summer_time_leaves_ticks_at_round_local_times(open_page: Callable[..., Any]) -> None:
+    """The night of 29 March has 23 hours in Berlin."""
+    page = open_page(
+        of(HOURS.replace("2026-03-01", "2026-03-28 12:00")), timezone_id="Europe/Berlin", locale="en-GB", width=800
+    )
+    when(page, f"{DRAWN} === 1")
+
+    labels = page.evaluate("document.querySelector('#figure .plot').chart.across().labels")
+    assert labels == ["18:00", "29 Mar", "06:00", "12:00", "18:00"]

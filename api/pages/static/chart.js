@@ -4,6 +4,7 @@ import { colour, swatchOf } from "./colours.js";
 import { canvasPen, frameOf, LANE, paint, toSvg, traceCurve } from "./drawing.js";
 import { inWords, precisionOf } from "./spans.js";
 import { placeTicks, valueTicks } from "./ticks.js";
+import { momentInWords } from "./times.js";
 
 /** Runs that the label at the cursor names, the nearest first. */
 const NAMED = 10;
@@ -215,6 +216,7 @@ function placeText(view, x, step) {
   const also = step === undefined || view.axis === "step" ? "" : `, step ${shown(step)}`;
   if (view.axis === "step") return `step ${shown(step ?? Math.round(x))}`;
   if (view.axis === "elapsed") return inWords(x, precisionOf(...view.xs)) + also;
+  if (view.axis === "moment") return momentInWords(x, view.xs[1] - view.xs[0]) + also;
   return `${view.xName ?? view.axis} ${shown(Number(x.toPrecision(6)))}${also}`;
 }
 
@@ -604,8 +606,10 @@ class Chart {
       const every = Math.max(1, Math.ceil((curve.xs.length * Math.min(this.view.curves.length, ROWS)) / ROWS));
       return curve.xs.map((x, index) => [curve, curve.steps[index] ?? x, index]).filter(([, , index]) => index % every === 0 || index === curve.xs.length - 1);
     });
-    const body = rows.map(([curve, step, index]) => element("tr", {}, element("td", { class: "left" }, curve.name), element("td", {}, shown(step)), element("td", {}, wordsOf(curve, index, curve.ys[index]))));
-    const head = element("tr", {}, element("th", { class: "left" }, "curve"), element("th", {}, rows.every(([curve]) => curve.steps.length) ? "step" : this.view.axis), element("th", {}, "value"));
+    const { axis, xs } = this.view;
+    const placed = (at) => (axis === "moment" ? momentInWords(at, xs[1] - xs[0]) : shown(at));
+    const body = rows.map(([curve, step, index]) => element("tr", {}, element("td", { class: "left" }, curve.name), element("td", {}, placed(step)), element("td", {}, wordsOf(curve, index, curve.ys[index]))));
+    const head = element("tr", {}, element("th", { class: "left" }, "curve"), element("th", {}, rows.every(([curve]) => curve.steps.length) ? "step" : (this.view.xName ?? axis)), element("th", {}, "value"));
     return element("div", { class: "scroll tall", tabindex: "0" }, element("table", {}, element("caption", { class: "hidden" }, `Values of ${this.title}`), element("thead", {}, head), element("tbody", {}, body)));
   }
 

@@ -45,8 +45,8 @@ export function precisionOf(from, to) {
   return span > 2 * DAY ? UNITS.min : span > 100 ? 1 : 10 ** Math.floor(Math.log10(span / 1000));
 }
 
-/** Ticks from one end to the other, as many as have room in so many pixels, with their labels. */
-export function spanTicks(from, to, width) {
+/** Ticks from one end to the other, as many as have room in so many pixels; `words` labels a place, given their distance. */
+export function spanTicks(from, to, width, words = inWords) {
   width = Math.max(width, 100); // Of a plot that is not laid out yet it is nothing.
   for (const step of STEPS) {
     const room = (width * step) / (to - from);
@@ -54,8 +54,8 @@ export function spanTicks(from, to, width) {
     const first = Math.ceil(from / step - 1e-9);
     const count = Math.floor(to / step + 1e-9) - first + 1;
     const values = Array.from({ length: Math.max(0, count) }, (_, index) => (first + index) * step);
-    const labels = values.map((value) => inWords(value, step));
+    const labels = values.map((value) => words(value, step));
     if (labels.every((label) => label.length * LETTER + GAP <= room)) return { values, labels };
   }
-  return { values: [from], labels: [inWords(from)] };
+  return { values: [from], labels: [words(from, 1)] };
 }

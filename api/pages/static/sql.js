@@ -4,6 +4,7 @@ import { stylesOf } from "./colours.js";
 import { complete } from "./completion.js";
 import { address, ask, counted, duration, element, pageData, post, root, shown, toNumber } from "./dom.js";
 import { problems, read, write } from "./state.js";
+import { momentInWords } from "./times.js";
 
 const by = (id) => document.getElementById(id);
 const { views } = pageData();
@@ -71,6 +72,14 @@ async function choicesFor({ text, isText }) {
 // ---- The answer ---------------------------------------------------------------------------------------------------
 
 const isNumber = ({ type }) => /^(u?int|float|double|decimal)/.test(type);
+const isMoment = ({ type }) => /^(timestamp|date)/.test(type);
+
+/** Where a value is on the axis of its column: a moment in seconds since 1970. A time without a zone is UTC, a date local. */
+function placeOf(value, column) {
+  if (value === null || !isMoment(column)) return toNumber(value);
+  const text = !value.includes("T") ? `${value}T00:00` : /(Z|[+-]\d\d:?\d\d)$/.test(value) ? value : `${value}Z`;
+  return Date.parse(text) / 1000;
+}
 
 function cell(value, column) {
   if (value === null) return element("span", { class: "faint" }, "null");
@@ -87,39 +96,48 @@ function showTable({ columns: heads, rows }) {
   by("rows").replaceChildren(element("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Rows" }, table));
 }
 
-/** The curves in an answer: a numeric column against the step or the first numeric column, for each value of a text. */
+/** The column of the axis to the right: a moment if it comes first, else the step, another moment, or the first number. */
+function axisOf(heads) {
+  if (heads.length && isMoment(heads[0])) return 0;
+  return [({ name, ...column }) => isNumber(column) && name === "step", isMoment, isNumber].map((is) => heads.findIndex(is)).find((index) => index >= 0);
+}
+
+/** The curves in an answer: its numeric columns along an axis, for each value of a text. */
 function curvesOf({ columns: heads, rows }) {
-  const numbers = heads.flatMap((column, index) => (isNumber(column) ? [index] : []));
-  const x = numbers.find((index) => heads[index].name === "step") ?? numbers[0];
-  const others = numbers.filter((index) => index !== x);
+  const x = axisOf(heads);
+  const others = heads.flatMap((column, index) => (isNumber(column) && index !== x ? [index] : []));
   const values = others.filter((index) => !CLOCKS.has(heads[index].name));
-  const texts = heads.flatMap((column, index) => (isNumber(column) ? [] : [index]));
+  const texts = heads.flatMap((column, index) => (isNumber(column) || isMoment(column) ? [] : [index]));
   const key = texts.find((index) => new Set(rows.map((row) => row[index])).size > 1);
   const groups = key === undefined ? [["", rows]] : [...Map.groupBy(rows, (row) => String(row[key]))];
   const shownValues = values.length ? values : others;
+  const isStep = heads[x]?.name === "step";
   const found = groups.flatMap(([group, members]) => {
-    const placed = members.filter((row) => Number.isFinite(toNumber(row[x])) && row[x] !== null).sort((one, other) => one[x] - other[x]);
+    const placed = members.map((row) => [placeOf(row[x], heads[x]), row]).filter(([at]) => Number.isFinite(at)).sort(([one], [other]) => one - other);
+    const xs = placed.map(([at]) => at);
     return shownValues.map((index) => {
       const name = [group, shownValues.length > 1 || !group ? heads[index].name : ""].filter(Boolean).join(" ");
-      const xs = placed.map((row) => toNumber(row[x]));
-      return { run_id: name, metric: heads[index].name, kind: "", step: xs, x: xs, value: placed.map((row) => row[index]), n_raw: placed.length };
+      return { run_id: name, metric: heads[index].name, kind: "", step: isStep ? xs : [], x: xs, value: placed.map(([, row]) => row[index]), n_raw: placed.length };
     });
   });
-  return { x: heads[x]?.name, curves: found.filter((item) => new Set(item.x).size > 1) };
+  const axis = isStep ? "step" : heads[x] && isMoment(heads[x]) ? "moment" : "metric";
+  return { x: heads[x]?.name, axis, curves: found.filter((item) => new Set(item.x).size > 1) };
 }
 
 let plot = null;
 
 function showChart(answer) {
-  const { x, curves } = curvesOf(answer);
+  const { x, axis, curves } = curvesOf(answer);
   const drawn = curves.slice(0, MOST_CURVES);
   by("figure").hidden = !drawn.length;
   if (!drawn.length) return;
-  by("note").textContent = `over ${x}${curves.length > drawn.length ? `, the first ${MOST_CURVES} of ${curves.length} curves` : ""}`;
+  const ends = drawn.flatMap((item) => [item.x[0], item.x.at(-1)]);
+  const [from, to] = [Math.min(...ends), Math.max(...ends)];
+  const span = axis === "moment" ? `, local time: ${momentInWords(from, to - from)} to ${momentInWords(to, to - from)}` : "";
+  by("note").textContent = `over ${x}${span}${curves.length > drawn.length ? `, the first ${MOST_CURVES} of ${curves.length} curves` : ""}`;
   plot ??= chart(by("figure").querySelector(".plot"), { title: "SQL", tools: by("tools"), legend: by("legend"), onZoom: (from, to) => plot.change({ zoom: [from, to] }) });
   const styles = stylesOf(drawn.map((item) => item.run_id));
-  const isStep = x === "step";
-  plot.draw({ curves: drawn.map((item) => curveOf(item, { name: item.run_id, ...styles.get(item.run_id), isPlain: item.x.length > 60 })), axis: isStep ? "step" : "metric", xName: isStep ? undefined : x, zoom: [null, null] });
+  plot.draw({ curves: drawn.map((item) => curveOf(item, { name: item.run_id, ...styles.get(item.run_id), isPlain: item.x.length > 60 })), axis, xName: axis === "step" ? undefined : x, zoom: [null, null] });
 }
 
 /** Show a refusal; the cursor goes to the place that it names, as in `LINE 2: SELECT los` above a caret. */

@@ -1,5 +1,6 @@
 // Ticks of axes: the ends of an axis and its length in pixels in, places and their labels out.
 import { spanTicks } from "./spans.js";
+import { momentTicks } from "./times.js";
 
 /** Pixels between two ticks at least. */
 const ROOM = { x: 80, y: 34 };
@@ -48,9 +49,10 @@ function logTicks(from, to, count) {
 /** Ticks of the axis of values. */
 export const valueTicks = (from, to, height, isLog) => (isLog ? logTicks : linearTicks)(from, to, Math.max(2, Math.floor(height / ROOM.y)));
 
-/** Ticks of the axis to the right: of steps, of time in words, or of another quantity. */
+/** Ticks of the axis to the right: of steps, of time in words, of moments, or of another quantity. */
 export function placeTicks(from, to, width, axis, isLog) {
   if (isLog) return logTicks(from, to, Math.max(2, Math.floor(width / 60)));
   if (axis === "elapsed") return spanTicks(from, to, width);
+  if (axis === "moment") return momentTicks(from, to, width);
   return linearTicks(from, to, Math.max(2, Math.floor(width / ROOM.x)), axis === "step" || axis === "samples" || axis === "tokens" ? 1 : 0);
 }
