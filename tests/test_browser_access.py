@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from browsing import NEEDS_CHROMIUM, pages, when
-from served_page import POLICY, record_run
+from served_page import POLICY, record_run, serving
 
 from steptape import Recorder
 
@@ -21,6 +22,12 @@ pytestmark = NEEDS_CHROMIUM
 DRAWN = "document.querySelector('figure .plot').chart.view.curves.length"
 DOTS = "document.querySelector('#scatter [data-dot]')"
 ROWS = "document.querySelector('.list tbody tr') && document.querySelector('#whole')"
+
+#: Colour schemes and widths of the screen.
+SIZES = [("light", 1280), ("dark", 1280), ("light", 390)]
+
+#: A statement whose answer is a table and a chart over time.
+OVER_TIME = "SELECT TIMESTAMP '2026-03-01' %2B to_hours(step) AS moment, name, loss FROM steps JOIN runs USING (run_id)"
 
 #: Views by their addresses, each with what holds once it is complete.
 VIEWS = {
@@ -36,6 +43,7 @@ VIEWS = {
     "/compare": "document.querySelector('.adding')",
     "/sql": "document.querySelector('[data-view=steps]').textContent",
     "/sql?q=SELECT step, loss, run_id FROM steps": "document.querySelector('.answer td')",
+    f"/sql?q={OVER_TIME}": "document.querySelector('#figure .plot').chart?.view?.curves.length",
     "/sql?q=SELECT los FROM steps": "!document.querySelector('#fault').hidden",
     "/backtest?policy=guard&run=guarded": "document.querySelector('#firings .plot')?.chart?.view",
     "/backtest?text=stop+if+mena(loss)+>+{2..4}": "document.querySelector('#checked .wrong')",
@@ -80,7 +88,7 @@ def violations(page: Any) -> list[str]:
     return [f"{one['id']}: {json.dumps([node['target'] for node in one['nodes']])}" for one in bad]
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
 @pytest.mark.parametrize("path", VIEWS)
 def test_a_view_has_no_serious_fault_of_access(
     open_page: Callable[..., Any], path: str, scheme: str, width: int
@@ -88,6 +96,39 @@ def test_a_view_has_no_serious_fault_of_access(
     """Names, contrasts, keyboard, structure."""
     page = open_page(path, scheme=scheme, width=width)
     when(page, VIEWS[path])
+
+    assert violations(page) == []
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server over enough families of runs for a certificate, with a folder to save rule files in."""
+    folder = tmp_path_factory.mktemp("workshop")
+    (folder / "rules").mkdir()
+    for number in range(24):
+        with Recorder(folder / "runs", name=f"run {number}", group=str(number), quiet=True) as rec:
+            for step in range(1, 31):
+                rec.step(loss=9.0 / step + number / 1000)
+                rec.evaluate(eval_loss=1 + 1 / min(step, 12) + number / 1000)
+                rec.save(f"{step}.pt")
+    with serving(folder / "runs", policies_path=folder / "rules") as address:
+        yield address
+
+
+@pytest.mark.parametrize(("scheme", "width"), SIZES)
+def test_a_finished_sweep_and_a_saved_rule_have_no_serious_fault_of_access(
+    open_page: Callable[..., Any], workshop: str, scheme: str, width: int
+) -> None:
+    """The picture with a certified variant, its table, the form that saves, and the line that arms."""
+    rule = "stop if loss < {0.3, 0.5, 2}"
+    page = open_page(f"/backtest?text={quote(rule)}&family=group", base=workshop, scheme=scheme, width=width)
+    when(page, "document.querySelector('#sweep').checkVisibility() && !document.querySelector('#sweep').disabled")
+    page.click("#sweep")
+    when(page, "document.querySelector('.front-plot .certified')")
+    page.click("#save")
+    page.fill("#name", f"mine-{scheme}-{width}")
+    page.click("#saving button.primary")
+    when(page, "document.querySelector('#line')")
 
     assert violations(page) == []
 
