@@ -47,6 +47,7 @@ class RuleEventItem(Model):
     rank: int
     seq: int
     event_seq: int | None
+    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
     step: int
     epoch: Number | None
     time_ns: int
@@ -59,10 +60,6 @@ class DecisionItem(RuleEventItem):
     """A decision of a controller while the run was live."""
 
     kind: Literal["decision"] = "decision"
-    seq: int
-    """`seq` of the decision itself."""
-    event_seq: int | None
-    """`seq` of the event that triggered it; -1 for `init_end`, which precedes the log."""
     operations: list[str]
     values: JsonObject
     """The values that the rule read, by expression."""

@@ -63,13 +63,18 @@ class SavedPolicy(Model):
     """Path on the server's machine: what `Recorder(rules=...)` takes there."""
 
 
-class SavingRequest(RequestModel):
-    """A rule file to save."""
+class RulesRequest(RequestModel):
+    """Rules, and values of their params."""
 
     text: str = Field(max_length=200_000)
     """Text of the rule file, YAML; or rules as sentences."""
     params: dict[str, Param] = Field(default_factory=dict, max_length=100)
-    """Values that replace the file's own in the saved text."""
+    """Values that replace the file's own."""
+
+
+class SavingRequest(RulesRequest):
+    """A rule file to save, with the values of its params."""
+
     replace: bool = False
     """Whether to replace a rule file of that name."""
 
@@ -197,13 +202,9 @@ def _row(name: str, path: Path, _stamp: tuple[int, int]) -> PolicyRow:
     )
 
 
-class CheckRequest(RequestModel):
+class CheckRequest(RulesRequest):
     """A rule file to check."""
 
-    text: str = Field(max_length=200_000)
-    """Text of the rule file, YAML; or rules as sentences."""
-    params: dict[str, Param] = Field(default_factory=dict)
-    """Values that replace the file's own."""
     runs: list[str] = Field(default_factory=list, max_length=100)
     """Also check the rules against these runs: ids, or names that only one run has."""
 
@@ -255,13 +256,9 @@ class CheckAnswer(Model):
     """Whether any rule orders a checkpoint."""
 
 
-class FiringsRequest(RequestModel):
+class FiringsRequest(RulesRequest):
     """A rule file, and runs in which it may fire."""
 
-    text: str = Field(max_length=200_000)
-    """Text of the rule file, YAML; or rules as sentences."""
-    params: dict[str, Param] = Field(default_factory=dict, max_length=100)
-    """Values that replace the file's own."""
     runs: list[str] = Field(min_length=1, max_length=MOST_AT_ONCE)
     """Ids of runs, or names that only one run has."""
 
