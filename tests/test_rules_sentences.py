@@ -416,3 +416,24 @@ def test_an_improvement_is_counted_from_the_best_value(
 ) -> None:
     """The first finite value is one; small steps add up to the margin; a value that is not finite is none."""
     assert improved(values, by) == expected
+
+
+@pytest.mark.parametrize("start", ["two epochs", "ten%", "-1 epochs", "nan%"])
+def test_a_start_that_is_no_number_is_refused_and_no_metric(start: str) -> None:
+    """A metric of that name would never have a value, so the rule would never decide."""
+    with pytest.raises(PolicyError, match=r"'after' takes a number; got '|not an expression; got 'after -1 epochs'"):
+        load_policy(f"stop if loss > 3 after {start}")
+
+
+def test_a_start_may_be_a_param() -> None:
+    """In epochs and in percent, as in steps."""
+    policy = parse_policy("""
+params: {warm: 2}
+controllers: [stop if loss > 3 after warm epochs, save if loss > 3 after warm%, log if loss > 3 after .5 epochs]
+""")
+
+    assert [each.rule.text for each in policy.controllers] == [
+        "epoch >= warm and (loss > 3)",
+        "progress >= warm / 100 and (loss > 3)",
+        "epoch >= .5 and (loss > 3)",
+    ]

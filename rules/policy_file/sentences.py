@@ -496,8 +496,12 @@ def _read_start(
     sentence: _Sentence, clause: _Part, match: re.Match[str], entries: dict[str, yaml.Node], least: list[str]
 ) -> None:
     """Read ``after N steps`` into ``between``, and a share of the run or epochs into a further condition."""
-    share = match["percent"]
-    if share:
+    share, amount = match["percent"], match["percent"] or match["amount"]
+    is_share = bool(share) or match["unit"] == "epoch"
+    if is_share and not _is_number(amount) and amount not in _params(sentence):
+        at = match.start("percent" if share else "amount")
+        sentence.refuse(at, "'after' takes a number", repr(amount), "A param that is one can also be named here.")
+    elif share:
         is_number = re.fullmatch(_NUMBER, share)
         if is_number and float(share) > _WHOLE:
             sentence.refuse(
@@ -505,7 +509,7 @@ def _read_start(
             )
         least.append(f"progress >= {float(share) / 100:.12g}" if is_number else f"progress >= {share} / 100")
     elif match["unit"] == "epoch":
-        least.append(f"epoch >= {match['amount']}")
+        least.append(f"epoch >= {amount}")
     elif match["unit"] == "step":
         ends: list[yaml.Node] = [_number(sentence, sentence.part(*match.span("amount")))]
         ends.append(sentence.scalar(clause, "null", "null"))
@@ -558,15 +562,25 @@ def _rule(sentence: _Sentence, part: _Part, improvements: list[re.Match[str]], l
     return PlacedScalar(value, indices or sentence.indices[:1], "str", sentence.reader.document)
 
 
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        return math.isfinite(float(text)) and not text.startswith(("+", "-"))
+    return False
+
+
+def _params(sentence: _Sentence) -> Mapping[str, yaml.Node]:
+    """Return the params of the file."""
+    reader = sentence.reader
+    params = None if reader.document.root is None else reader.keys_of(reader.document.root).get("params")
+    return {} if params is None else reader.keys_of(params)
+
+
 def _is_counted(sentence: _Sentence, match: re.Match[str]) -> bool:
     """Whether ``has not improved`` counts values; refuse what it cannot count."""
     count, unit = match["count"], match["unit"]
     if count is None:
         return False
-    reader = sentence.reader
-    params = None if reader.document.root is None else reader.keys_of(reader.document.root).get("params")
-    known = {} if params is None else reader.keys_of(params)
-    if count not in known and (not count.isdecimal() or int(count) < 1):
+    if count not in _params(sentence) and (not count.isdecimal() or int(count) < 1):
         what = "'has not improved for' takes a whole number from 1"
         sentence.refuse(match.start("count"), what, repr(count), "A param with such a value can also be named here.")
     elif unit not in _UNITS:
