@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -480,3 +482,83 @@ def test_the_level_of_a_series_at_the_point_is_that_to_which_an_undo_returns(tmp
     said = [event.attrs["message"] for event in open_run(rec.folder).events() if event.attrs.get("message")]
 
     assert [float(text) for text in said] == [5.0, 10.0, 10.0, 22.0]
+
+
+def test_weights_of_an_optimizer_that_are_in_no_module_go_back() -> None:
+    """A loss may have weights of its own, and an optimizer a copy in full precision."""
+    model, scale = model_of(), nn.Parameter(torch.ones(3))
+    points = RestorePoints(model, torch.optim.SGD([*model.parameters(), scale], lr=0.1), every=1)
+    points.take(1)
+    with torch.no_grad():
+        scale.fill_(math.nan)
+    points.restore(1, now=2)
+
+    assert scale.tolist() == [1.0] * 3
+
+
+class Pair(NamedTuple):
+    """Two values of a parameter's state."""
+
+    sums: torch.Tensor
+    number: int
+
+
+class Stateful(torch.optim.SGD):
+    """Keeps a value in the state of each parameter."""
+
+    value: Any = None
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the weights, and keep the value."""
+        super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["kept"] = self.value
+
+
+def test_named_tuples_in_the_state_of_an_optimizer_go_back() -> None:
+    """With their types."""
+    model = model_of()
+    optimizer = Stateful(model.parameters(), lr=0.1)
+    optimizer.value = Pair(torch.ones(2), 3)
+    optimizer.step()
+    points = RestorePoints(model, optimizer, every=1)
+    points.take(1)
+    optimizer.value = Pair(torch.zeros(2), 4)
+    optimizer.step()
+    points.restore(1, now=2)
+    kept = optimizer.state[next(model.parameters())]["kept"]
+
+    assert (type(kept), kept.sums.tolist(), kept.number) == (Pair, [1.0, 1.0], 3)
+
+
+def test_a_state_that_cannot_be_copied_costs_the_points_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning says why."""
+    model = model_of()
+    optimizer = Stateful(model.parameters(), lr=0.1)
+    optimizer.value = threading.Lock()
+    with Recorder(tmp_path, rules=[BACK], quiet=True) as rec:
+        rec.restore_points(model, optimizer, every=2)
+        for _ in range(8):
+            optimizer.step()
+            rec.step(loss=1.0)
+
+    assert open_run(rec.folder).status == "completed"
+    assert caplog.text.count("restore points: none can be taken (TypeError: cannot pickle '_thread.lock' object)") == 1
+
+
+@pytest.mark.parametrize(
+    ("models", "optimizers", "said"),
+    [
+        ({"net": nn.Linear(1, 1)}, torch.optim.SGD, "a model is a torch.nn.Module"),
+        ([nn.Parameter(torch.ones(1))], torch.optim.SGD, "a model is a torch.nn.Module"),
+        (None, torch.optim.SGD, "a model is a torch.nn.Module"),
+        (nn.Linear(1, 1), lambda _: None, "an optimizer has param_groups"),
+        (nn.Linear(1, 1), lambda _: [None], "an optimizer has param_groups"),
+    ],
+)
+def test_what_is_no_model_or_optimizer_is_refused(models: Any, optimizers: Any, said: str) -> None:
+    """At the call, not at the first point."""
+    with pytest.raises(TelemetryError, match=said):
+        RestorePoints(models, optimizers([nn.Parameter(torch.ones(1))]))

@@ -283,6 +283,9 @@ class Undos:
             kept = counted(len(points.steps), "point")
             what = f"restore points: no room for another; {kept} of before {'is' if kept[:2] == '1 ' else 'are'} kept"
             self._warnings.once(f"{what} ({error})")
+        except Exception as error:  # Optimizers keep anything in their state, and a training goes on without a point.
+            fix = "Load a checkpoint with rollback.to"
+            self._warnings.once(f"restore points: none can be taken ({type(error).__name__}: {error}). {fix}")
         else:
             self._emit(RESTORE_POINT, attrs={"size_bytes": size})
 

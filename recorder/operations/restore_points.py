@@ -78,8 +78,12 @@ class RestorePoints:
         keep: int = 3,
         on_device: bool = False,
     ) -> None:
-        self._models: list[Module] = [models] if isinstance(models, torch.nn.Module) else list(models)
-        several = [optimizers] if hasattr(optimizers, "param_groups") else list(optimizers)
+        self._models: list[Module] = _several(models)
+        several = _several(optimizers)
+        if not all(isinstance(model, torch.nn.Module) for model in self._models):
+            raise TelemetryError("restore_points: a model is a torch.nn.Module, several are a list", got=models)
+        if not all(hasattr(optimizer, "param_groups") for optimizer in several):
+            raise TelemetryError("restore_points: an optimizer has param_groups, several are a list", got=optimizers)
         layers = [[*_layers(optimizer)] for optimizer in several]
         self._optimizers = [innermost for *_, innermost in layers]
         self._scaler, self.every, self._keep, self._on_device = scaler, every, keep, on_device
@@ -160,15 +164,20 @@ class RestorePoints:
         return point
 
     def _module_tensors(self) -> Iterator[tuple[Tensor, bool]]:
-        """Yield each tensor of the modules once, tied ones included, and whether it is a buffer."""
+        """Yield each tensor of the modules once, tied ones included, and whether it is a buffer.
+
+        Optimizers may train what is in no module: the weights of a loss, or a copy of weights in full precision.
+        """
         seen: set[int] = set()
         for model in self._models:
             _reshard(model)
-            for tensors, is_buffer in ((model.parameters(), False), (model.buffers(), True)):
-                for tensor in tensors:
-                    if id(tensor) not in seen:
-                        seen.add(id(tensor))
-                        yield tensor, is_buffer
+        of_models = ([(model.parameters(), False), (model.buffers(), True)] for model in self._models)
+        of_optimizers = ((_parameters(optimizer), False) for optimizer in self._optimizers)
+        for tensors, is_buffer in chain(chain.from_iterable(of_models), of_optimizers):
+            for tensor in tensors:
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor, is_buffer
 
     def _wait_for_copies(self, *_: Any) -> None:
         """Let the coming update of the weights wait, on their device, for the copies of the newest point."""
@@ -250,6 +259,12 @@ def _layers(optimizer: Any) -> Iterator[Any]:
         yield optimizer
 
 
+def _several(given: Any) -> list[Any]:
+    """Return the modules or optimizers of an argument that is one or several."""
+    is_one = isinstance(given, (torch.nn.Module, Mapping)) or not isinstance(given, Iterable)
+    return [given] if is_one else list(given)
+
+
 def _parameters(optimizer: Any) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -284,8 +299,13 @@ def _with_values(own: Any, kept: Any, like: Tensor) -> Any:
         return {key: _with_values(owns.get(key), value, like) for key, value in kept.items()}
     if isinstance(kept, (list, tuple)):
         parts: Sequence[Any] = own if isinstance(own, (list, tuple)) and len(own) == len(kept) else [None] * len(kept)
-        return type(kept)(_with_values(part, value, like) for part, value in zip(parts, kept, strict=True))
+        return _like(kept, (_with_values(part, value, like) for part, value in zip(parts, kept, strict=True)))
     return copy.deepcopy(kept)
+
+
+def _like(sequence: list[Any] | tuple[Any, ...], values: Iterable[Any]) -> Any:
+    """Return a list or tuple of other values, of the type of one: that of a named tuple takes them one by one."""
+    return sequence._make(values) if hasattr(sequence, "_make") else type(sequence)(values)
 
 
 class _Copying:
@@ -344,5 +364,5 @@ class _Copying:
         if isinstance(tree, Mapping):
             return {key: self.of_tree(value) for key, value in tree.items()}
         if isinstance(tree, (list, tuple)):
-            return type(tree)(self.of_tree(value) for value in tree)
+            return _like(tree, map(self.of_tree, tree))
         return copy.deepcopy(tree)
