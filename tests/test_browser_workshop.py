@@ -302,3 +302,19 @@ def test_a_certified_variant_is_marked_in_picture_and_table(browser: Any, tmp_pa
         assert page.locator(".front-plot .ring").count() == 1
         assert ["\t0.5\t" in row and "certified" in row for row in rows] == [True]
         assert "its regret exceeds 1% in at most 10% of runs like these" in page.inner_text("#report")
+
+
+def test_a_run_that_lacks_the_series_is_no_run_in_which_a_rule_was_quiet(browser: Any, tmp_path: Path) -> None:
+    """The page says in how many runs a rule could not fire and why, and how many runs its warnings look at."""
+    for number in range(8):
+        with Recorder(tmp_path, name=f"run {number}", quiet=True) as rec:
+            for step in range(1, 61):
+                rec.step({"loss": 1.0, **({"acc": 0.5} if number < 2 else {})})
+    with serving(tmp_path) as url, pages(browser, url) as open_page:
+        page = open_page("/backtest?text=stop+if+acc+%3E+0.1")
+
+        said = "Fires in 2 of 8 runs, 120 times in all; stops 2. Could not fire in 6 runs: "
+        assert when(page, f"{FIRES}.startsWith({said!r})")
+        assert when(page, f"{SAID}.includes('Warnings look at 3 of the 8 chosen runs')")
+        notes = "[...document.querySelectorAll('#firings figcaption')].map((one) => one.textContent)"
+        assert when(page, f"{notes}[0].endsWith('60 firings, first at step 1, the first 40 steps marked')")

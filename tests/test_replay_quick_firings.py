@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from steptape import Recorder, open_store
+from steptape.replay.backtests.backtesting import backtest
 from steptape.replay.runs.replaying import replay
 from steptape.replay.sweeps.quick_firings import AskedRun, QuickFirings, RunSteps
 from steptape.rules.engine.decisions import Decision
@@ -118,3 +119,14 @@ def test_other_rules_read_other_metrics_of_the_same_runs(runs: list[AskedRun]) -
         policy = load_policy(text)
 
         assert [said(each) for each in quick.of(policy, runs)] == [replayed(policy, one.run) for one in runs]
+
+
+@pytest.mark.parametrize("rule", ["stop if eval_loss > 9", "stop if loss > 1000", "stop if loss > mean(loss, 500)"])
+def test_a_run_in_which_no_rule_could_fire_says_why_as_a_backtest_does(runs: list[AskedRun], rule: str) -> None:
+    """A run that lacks a metric has shown nothing about the rule."""
+    policy = load_policy(rule)
+    found = QuickFirings().of(policy, runs)
+    judged = {one.run_id: one.could_not_fire for one in backtest(policy, [asked.run for asked in runs]).results}
+
+    assert {one.run_id: one.could_not_fire for one in found} == judged
+    assert any(judged.values())

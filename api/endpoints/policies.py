@@ -276,6 +276,8 @@ class RunFiringSteps(Model):
     """The first 40 steps at which a rule fires."""
     controllers: dict[str, int]
     """Number of firings of each rule that fires."""
+    could_not_fire: str
+    """Why none could fire, whatever the values in the run; empty if one could."""
     error: str
     """Why the run cannot be read; empty if it can."""
 

@@ -387,14 +387,16 @@ async function showQuickFirings(items, count) {
   by("fires").textContent = firingsSentence(items, count);
   const ids = items.map((one) => one.run_id).join(" ");
   if (preview?.ids !== ids || preview.text !== ruleText()) {
-    const runs = [...items].sort((one, other) => Number(other.firings > 0) - Number(one.firings > 0)).slice(0, PREVIEWED);
+    const rank = (one) => (one.firings ? 2 : Number(!one.could_not_fire && !one.error));
+    const runs = [...items].sort((one, other) => rank(other) - rank(one)).slice(0, PREVIEWED);
     const metric = await seriesRead(runs[0].run_id);
     if (!metric) return place.replaceChildren();
     const answered = await ask(address("/api/v1/series", { run: runs.map((one) => one.run_id), metric, points: PREVIEW_POINTS })).catch(() => ({ items: [] }));
     const filled = distinct(answered.items.filter((item) => item.step.length));
     const figures = runs.flatMap((run) => filled.filter((item) => item.run_id === run.run_id).slice(0, 1).map(previewOf));
     preview = { ids, text: ruleText(), figures };
-    place.replaceChildren(element("h2", {}, "Where it fires"), element("div", { class: "plots" }, figures.map((one) => one.figure)));
+    const others = items.length > figures.length ? [element("p", { class: "faint" }, `The curves of ${shown(figures.length)} of ${counted(items.length, "run")}, first those in which it fires.`)] : [];
+    place.replaceChildren(element("h2", {}, "Where it fires"), ...others, element("div", { class: "plots" }, figures.map((one) => one.figure)));
   }
   const firings = new Map(items.map((one) => [one.run_id, one]));
   for (const one of preview.figures) drawPreview(one, firings.get(one.item.run_id));
@@ -419,7 +421,9 @@ function drawPreview(one, fired) {
   const { item } = one;
   one.chart ??= chart(one.div, { title: one.name, onZoom: (from, to) => one.chart.change({ zoom: [from, to] }) });
   const steps = fired?.steps ?? [];
-  one.note.textContent = fired?.firings ? `${counted(fired.firings, "firing")}, first at step ${shown(fired.first_step)}` : "does not fire";
+  const marked = fired?.firings > steps.length ? `, the first ${counted(steps.length, "step")} marked` : "";
+  const none = fired?.error ? `cannot be read: ${fired.error}` : fired?.could_not_fire ? `could not fire: ${fired.could_not_fire}` : "does not fire";
+  one.note.textContent = fired?.firings ? `${counted(fired.firings, "firing")}, first at step ${shown(fired.first_step)}${marked}` : none;
   one.figure.dataset.firings = String(fired?.firings ?? 0);
   const marks = steps.map((step) => ({ kind: "decision", step, x: placeOf(item, step), text: `step ${shown(step)}: fires`, colour: colour("--accent") }));
   const read = steps.map((step) => ({ step, values: { [item.metric]: undefined } }));

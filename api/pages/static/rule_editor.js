@@ -9,6 +9,9 @@ const PAUSE = 250;
 const COMPARED = 3;
 const COMPARED_STEPS = 20_000;
 
+/** Reasons that a sentence names for which a rule could not fire. */
+const REASONS = 2;
+
 /** Runs whose firings are asked for at a time: as many as the API takes. */
 const AT_ONCE = 200;
 
@@ -59,9 +62,16 @@ async function check(params = {}) {
 async function compare(mine, value) {
   await showFirings();
   const runs = page.runs(COMPARED, COMPARED_STEPS);
-  if (!runs.length || mine !== asked) return;
-  const found = await post("/api/v1/rules/check", { text: value, runs });
-  if (mine === asked && text.value === value) showFound(found);
+  if (mine !== asked) return;
+  const found = runs.length ? await post("/api/v1/rules/check", { text: value, runs }) : checked;
+  if (mine === asked && text.value === value) showFound(found, comparedSentence(runs.length, page.runs().length));
+}
+
+/** How many of the chosen runs warnings look at; empty if all. */
+function comparedSentence(count, chosen) {
+  if (count === chosen) return "";
+  const few = `the first of at most ${shown(COMPARED_STEPS)} steps together`;
+  return count ? `Warnings look at ${shown(count)} of the ${shown(chosen)} chosen runs, ${few}.` : `Warnings look at no run: each has more than ${shown(COMPARED_STEPS)} steps.`;
 }
 
 /** What the caret is set to by a click on a problem. */
@@ -71,12 +81,13 @@ function goTo({ line, column }) {
   text.setSelectionRange(at, Math.min(text.value.length, at + 1));
 }
 
-function showFound(found) {
+function showFound(found, more = "") {
   const place = ({ line, column }) => `${line}:${column}`;
   const said = (list, kind) =>
     list.map((one) => element("li", { class: kind }, element("button", { type: "button", class: "quiet", title: "Go there", onclick: () => goTo(one) }, place(one)), " ", one.message));
   const parts = found ? [...said(found.problems, "wrong"), ...said(found.warnings, "doubt")] : [];
-  showSaid(parts.length ? [element("ul", { class: "said" }, parts)] : found ? [element("p", { class: "faint" }, fineText(found))] : []);
+  const fine = [found && !parts.length ? "The rule loads." : "", more].filter(Boolean).join(" ");
+  showSaid([parts.length ? element("ul", { class: "said" }, parts) : null, fine ? element("p", { class: "faint" }, fine) : null].filter(Boolean));
   text.setAttribute("aria-invalid", String(Boolean(found?.problems.length)));
 }
 
@@ -88,12 +99,6 @@ function take(found, params) {
   if (found?.ok) return;
   by("firings").replaceChildren();
   by("fires").textContent = "";
-}
-
-function fineText({ could_fire: reach }) {
-  if (!reach) return "The rule loads.";
-  const lacks = Object.keys(reach.reasons).join("; ");
-  return reach.could_fire === reach.runs ? "The rule loads." : `The rule loads. It could fire in ${reach.could_fire} of ${counted(reach.runs, "run")} looked at: ${lacks}.`;
 }
 
 const showSaid = (parts) => by("checked").replaceChildren(...parts);
@@ -174,13 +179,19 @@ export async function showFirings() {
   }
 }
 
-/** What the rule does in runs, in a sentence. */
+/** What the rule does in runs, in sentences: a run that it could not fire in, or that cannot be read, says nothing of it. */
 export function firingsSentence(items, count) {
   const fired = items.filter((one) => one.firings);
   const stops = items.filter((one) => one.stop_step !== null).length;
   const total = fired.reduce((sum, one) => sum + one.firings, 0);
   const of = count > items.length ? `the first ${shown(items.length)} of ${shown(count)} chosen runs` : counted(items.length, "run");
-  return `Fires in ${shown(fired.length)} of ${of}, ${counted(total, "time")} in all${stops ? `; stops ${shown(stops)}` : ""}.`;
+  const said = [`Fires in ${shown(fired.length)} of ${of}, ${counted(total, "time")} in all${stops ? `; stops ${shown(stops)}` : ""}.`];
+  for (const [what, key] of [["Could not fire in", "could_not_fire"], ["Cannot read", "error"]]) {
+    const reasons = [...Map.groupBy(items.filter((one) => one[key]), (one) => one[key])].sort(([, one], [, other]) => other.length - one.length);
+    const named = reasons.slice(0, REASONS).map(([why, runs]) => `${counted(runs.length, "run")}: ${why.replace(/\.$/, "")}`);
+    if (named.length) said.push(`${what} ${named.join("; ")}${reasons.length > REASONS ? "; and others" : ""}.`);
+  }
+  return said.join(" ");
 }
 
 // ---- Completion ---------------------------------------------------------------------------------------------------
