@@ -154,7 +154,7 @@ WhereOption = Annotated[
     ),
 ]
 
-_GROUP = "a name, a pattern such as 'lr3*', a group, or KEY=VALUE of name, group, tag or the configuration"
+_GROUP = "a name, a pattern such as 'lr3*', a group, or FIELD=VALUE with a field of 'runs --where', such as lr=0.1"
 
 
 class RunsOptions(NamedTuple):

@@ -269,6 +269,16 @@ def test_a_candidate_that_wins_every_pair_is_kept(tmp_path: Path) -> None:
     assert six.effect.estimate == pytest.approx(0.01)
 
 
+@pytest.mark.parametrize("key", ["data.fold", "config.data.fold", "fold"])
+def test_the_key_of_pairs_may_be_the_last_part_of_a_key(key: str, tmp_path: Path) -> None:
+    """It is found as questions for runs find it."""
+    for fold in range(3):
+        record(tmp_path, "base", [1.0], config={"data": {"fold": fold}})
+        record(tmp_path, "new", [0.9], config={"data": {"fold": fold}})
+
+    assert len(compared(tmp_path, paired=True, seed_key=key).pairs or ()) == 3
+
+
 def test_runs_without_seeds_in_common_are_compared_by_rank(tmp_path: Path) -> None:
     """Beside a baseline of many a candidate may lose to some: one to one, 5 of 6 are not enough."""
     record(tmp_path, "base", [1.0, 1.06, 1.01, 1.05, 1.02, 1.03, 1.07, 1.09, 1.04, 1.08])
@@ -481,6 +491,8 @@ def test_each_group_that_was_tried_before_asks_for_more_evidence(tmp_path: Path)
         ("a*", "b*", 1),
         ("control", "treated", 1),
         ("lr=1e-1", "lr=0.2", 1),
+        ("width=32", "config.width=64", 1),
+        ("clip=null", "clip=1", 1),
     ],
 )
 def test_a_group_is_named_by_name_group_tag_or_configuration(
@@ -488,9 +500,9 @@ def test_a_group_is_named_by_name_group_tag_or_configuration(
 ) -> None:
     """A pattern of names and a bare group, too."""
     for index in range(3):
-        plain = {"lr": 0.1, "model": {"width": 32}}
+        plain = {"lr": 0.1, "model": {"width": 32, "clip": None}}
         record(tmp_path, f"a{index}", [1.0], group="control", tags=["plain"], config=plain)
-        wide = {"lr": 0.2, "model": {"width": 64}}
+        wide = {"lr": 0.2, "model": {"width": 64, "clip": 1.0}}
         record(tmp_path, f"b{index}", [0.9], group="treated", tags=["wide"], config=wide)
 
     found = compared(tmp_path, baseline, candidate)
@@ -641,7 +653,7 @@ def test_a_logged_metric_judges_where_none_is_evaluated(tmp_path: Path) -> None:
     [
         ("base", "base*", {}, "a run is in both groups|2 runs are in both groups"),
         ("base", "nwe", {}, "no run has this name or group; got 'nwe'. Did you mean 'new'?"),
-        ("base", "width=3", {}, "no run has this key of groups; got 'width'"),
+        ("base", "width=3", {}, "B:1: no run has this field; got 'width'"),
         ("base", "seed=7", {}, "no run has this seed; got '7'"),
         ("base", "tag=x", {}, "no run has this tag; got 'x'"),
         ("base", "bare", {}, "no metric clearly judges both groups"),
@@ -650,7 +662,8 @@ def test_a_logged_metric_judges_where_none_is_evaluated(tmp_path: Path) -> None:
         ("base", "new", {"point": 3.0}, "no run of B has a value up to this step; got 3.0"),
         ("base", "new", {"point": 99.0}, "no run of A has a value up to this step; got 99.0"),
         ("base", "new", {"alpha": 1.0}, "alpha is a probability between 0 and 1; got 1.0"),
-        ("base", "new", {"paired": True, "seed_key": "none"}, "the groups have no seed in common"),
+        ("base", "new", {"paired": True, "seed_key": "none"}, "pairs:1: no run has this field; got 'none'"),
+        ("base", "new", {"paired": True, "seed_key": "trial"}, "the groups have no seed in common"),
         (
             "bare",
             "bare2",
@@ -663,8 +676,8 @@ def test_what_cannot_be_compared_is_named(
     baseline: str, candidate: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     """With what was meant, or what to do."""
-    record(tmp_path, "base", [1.0, 2.0], seeds=[1, 2])
-    record(tmp_path, "new", [1.0], seeds=[1])
+    record(tmp_path, "base", [1.0, 2.0], seeds=[1, 2], config={"trial": 1})
+    record(tmp_path, "new", [1.0], seeds=[1], config={"trial": 2})
     for name in ("bare", "bare2"):
         with Recorder(tmp_path, name=name, quiet=True) as rec:
             rec.step(other=1.0)

@@ -84,6 +84,7 @@ def curve(number: int, length: int = 6) -> list[float]:
     [
         ({"group": "night", "config": {"model": "a"}}, "model", Family("model", "a")),
         ({"group": "night", "config": {"optimizer": {"lr": 0.1}}}, "optimizer.lr", Family("optimizer.lr", "0.1")),
+        ({"group": "night", "config": {"optimizer": {"lr": 0.1}}}, "lr", Family("lr", "0.1")),
         ({"tags": ("b", "a")}, "tags", Family("tags", "a, b")),
         ({"group": "night"}, "run", Family("run", "r1")),
         ({"group": "night", "source": {"folder": "logs/a"}}, "model", Family("group", "night")),

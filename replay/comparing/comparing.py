@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,8 +27,10 @@ import numpy.typing as npt
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError, plain
 from ...store.metric_words import Mode
+from ...store.reading.catalog import Look
 from ...store.reading.summary import Entry
 from ...store.run import Run, unread_run
+from ...store.run_fields import Field, bound_field
 from ...store.run_info import RunInfo
 from ...store.store import Store
 from ..runs.event_stream import renamed_columns
@@ -93,18 +95,17 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
 
     Args:
         store: The store that holds both.
-        baseline: What names the group to beat: a name, a pattern of names, a group, or ``KEY=VALUE``.
+        baseline: What names the group to beat: a name, a pattern of names, a group, or ``FIELD=VALUE``.
         candidate: What names the other group.
         settings: The settings; the default ones if None.
 
     Raises:
         TelemetryError: A group has no run, or what ``compare_sets`` raises.
     """
-    entries = _entries(store)
-    infos = [_info(entry) for entry in entries.values()]
-    selectors = [selector_of(text, infos) for text in (baseline, candidate)]
-    ours, theirs = (RunSet(str(selector), members(selector, infos)) for selector in selectors)
-    return _compared(entries, ours, theirs, groups_like(selectors[1], infos), settings or ComparisonSettings())
+    look = store.catalog.look()
+    selectors = [selector_of(text, look, side) for text, side in ((baseline, "A"), (candidate, "B"))]
+    ours, theirs = (RunSet(str(selector), members(selector, look.entries)) for selector in selectors)
+    return _compared(look, ours, theirs, groups_like(selectors[1], look.entries), settings or ComparisonSettings())
 
 
 def compare_sets(
@@ -127,25 +128,28 @@ def compare_sets(
         TelemetryError: A group has no run with the metric; the groups share a run; there is no position that both
             reached with a value; or there are more tries than declared.
     """
-    return _compared(_entries(store), baseline, candidate, groups, settings or ComparisonSettings())
-
-
-def _entries(store: Store) -> dict[str, Entry]:
-    return {entry.summary.run_id: entry for entry in store.entries()[0]}
+    return _compared(store.catalog.look(), baseline, candidate, groups, settings or ComparisonSettings())
 
 
 def _info(entry: Entry) -> RunInfo:
     return dataclasses.replace(entry.snapshot.info, name=entry.summary.name, tags=entry.summary.tags)
 
 
+def _seed_key(text: str, look: Look) -> str:
+    """Return the key of the configuration that a text names, whole or by its last part."""
+    return bound_field(Field("config", text.removeprefix("config.")), look, "pairs").name
+
+
 def _compared(
-    entries: Mapping[str, Entry],
+    look: Look,
     baseline: RunSet,
     candidate: RunSet,
     groups: Iterable[frozenset[str]],
     settings: ComparisonSettings,
 ) -> GroupComparison:
+    entries = look.by_id
     infos = {run_id: _info(entry) for run_id, entry in entries.items()}
+    seed = None if settings.seed_key is None else _seed_key(settings.seed_key, look)
     if shared := sorted(baseline.ids & candidate.ids):
         raise TelemetryError(
             f"{len(shared)} runs are in both groups" if len(shared) > 1 else "a run is in both groups",
@@ -162,7 +166,7 @@ def _compared(
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]
     point, set_by = (settings.point, None) if settings.point is not None else _common_point(courses)
     found = [
-        Group(one.name, tuple(_member(info, course, point, settings.seed_key) for info, course in group))
+        Group(one.name, tuple(_member(info, course, point, seed) for info, course in group))
         for one, group in zip(sets, courses, strict=True)
     ]
     if point is not None:

@@ -21,8 +21,12 @@ from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
 from ...store.lineage import DECIDING_RANK
 from ...store.metric_words import mode_of
+from ...store.questions import parse_fields
+from ...store.reading.catalog import Look
 from ...store.reading.snapshot import Snapshot, events_table_along
+from ...store.reading.summary import Entry
 from ...store.reading.tally import NUM_TOKENS
+from ...store.run_fields import Field, bound_field, config_value
 from ...store.run_info import LIVE_STATUSES, RunInfo, flattened
 from ..runs.event_stream import renamed_columns
 from ..runs.metric_names import Renames
@@ -36,8 +40,8 @@ _SEED_KEYS: Final = ("seed", "random_seed", "manual_seed", "random_state", "rng_
 #: The end of a name that numbers the repeats of one configuration, such as ``-seed3``. Other numbers tell tries apart.
 _REPEAT: Final = re.compile(r"(?:^|[\W_]+)(?:seed|rep|s)[\W_]*\d+$", re.IGNORECASE)
 
-#: Prefix of configuration keys, as a command line may write them.
-_CONFIG: Final = "config."
+_NAME: Final = Field("run", "name")
+_GROUP: Final = Field("run", "group")
 
 #: Metrics that count the tokens so far, in order of preference.
 _TOKENS_SEEN: Final = ("Tokens/seen", "num_input_tokens_seen", "tokens_seen")
@@ -53,82 +57,77 @@ class Selector:
     """What the runs of a group have in common.
 
     Attributes:
-        key: ``name``, ``group``, ``tag``, or a key of the configuration, dotted where it is nested.
-        value: The value; for a name it may hold ``*`` and ``?``.
+        field: The field, as questions for runs name it.
+        value: Its value; for a name it may hold ``*`` and ``?``.
     """
 
-    key: str
+    field: Field
     value: str
 
     def __str__(self) -> str:
-        return f"{self.key}={self.value}"
+        return f"{self.field.name}={self.value}"
 
-    def matches(self, info: RunInfo) -> bool:
+    def matches(self, entry: Entry) -> bool:
         """Whether a run belongs to the group."""
-        if self.key == "name":
-            return self.value == info.run_id or fnmatchcase(info.name, self.value)
-        if self.key == "group":
-            return info.group == self.value
-        if self.key == "tag":
-            return self.value in info.tags
-        entries = flattened(info.config)
-        return self.key in entries and _is_value(entries[self.key], self.value)
+        if self.field == _NAME:
+            return self.value == entry.summary.run_id or fnmatchcase(entry.summary.name, self.value)
+        return any(_is_value(value, self.value) for value in self._values(entry))
 
-    def values_of(self, info: RunInfo) -> tuple[str, ...]:
+    def values_of(self, entry: Entry) -> tuple[str, ...]:
         """Return the values by which a run would belong to a group of this kind. A name counts without its repeat."""
-        if self.key == "name":
-            return (_REPEAT.sub("", info.name) or info.name,)
-        if self.key == "group":
-            return (info.group,) if info.group else ()
-        if self.key == "tag":
-            return info.tags
-        entries = flattened(info.config)
-        return (_text(entries[self.key]),) if self.key in entries else ()
+        if self.field == _NAME:
+            return (_REPEAT.sub("", entry.summary.name) or entry.summary.name,)
+        return tuple(map(_text, self._values(entry)))
+
+    def _values(self, entry: Entry) -> tuple[Any, ...]:
+        (value,) = self.field.values([entry])
+        if value is None:  # A setting may be null.
+            return (None,) if self.field.kind == "config" and self.field.name in entry.config else ()
+        return value if isinstance(value, tuple) else (value,)
 
 
-def selector_of(text: str, infos: Sequence[RunInfo]) -> Selector:
-    """Parse what names a group: ``KEY=VALUE``, or a name, a pattern of names, a run's id, or a group.
+def selector_of(text: str, look: Look, source: str) -> Selector:
+    """Parse what names a group: ``FIELD=VALUE``, or a name, a pattern of names, a run's id, or a group.
 
     Args:
         text: The text. A plain one is a name if any run has it, else a group.
-        infos: The runs of the store.
+        look: The runs of the store.
+        source: What the text is, for errors.
 
     Raises:
         TelemetryError: No run belongs to it. The error suggests what was meant.
     """
+    for field in (_NAME, _GROUP):
+        if any(map((plain := Selector(field, text)).matches, look.entries)):
+            return plain
     key, equals, value = text.partition("=")
-    plain = [Selector("name", text), Selector("group", text)]
-    given = [Selector(key.removeprefix(_CONFIG), value)] if equals and key and value else []
-    for selector in (*plain, *given):
-        if any(map(selector.matches, infos)):
-            return selector
-    if given:
-        selector = given[0]
-        known = {found for info in infos for found in _known_values(selector, info)}
-        if known or selector.key in ("name", "group", "tag"):
-            raise TelemetryError(f"no run has this {selector.key}", got=value, fix=suggestion(value, known))
-        keys = {"name", "group", "tag", *(name for info in infos for name in flattened(info.config))}
-        raise TelemetryError("no run has this key of groups", got=selector.key, fix=suggestion(selector.key, keys))
-    names = {info.name for info in infos} | {info.group for info in infos if info.group}
-    raise TelemetryError("no run has this name or group", got=text, fix=suggestion(text, names))
+    if not (equals and key and value):
+        names = {name for entry in look.entries for name in (entry.summary.name, entry.summary.group) if name}
+        raise TelemetryError("no run has this name or group", where=source, got=text, fix=suggestion(text, names))
+    given = Selector(bound_field(parse_fields(key, source=source)[0], look, source), value)
+    if not any(map(given.matches, look.entries)):
+        known = {found for entry in look.entries for found in _known_values(given, entry)}
+        what = f"no run has this {given.field.name}"
+        raise TelemetryError(what, where=source, got=value, fix=suggestion(value, known))
+    return given
 
 
-def members(selector: Selector, infos: Iterable[RunInfo]) -> frozenset[str]:
+def members(selector: Selector, entries: Iterable[Entry]) -> frozenset[str]:
     """Return the ids of the runs of a group."""
-    return frozenset(info.run_id for info in infos if selector.matches(info))
+    return frozenset(entry.summary.run_id for entry in entries if selector.matches(entry))
 
 
-def groups_like(candidate: Selector, infos: Sequence[RunInfo]) -> set[frozenset[str]]:
+def groups_like(candidate: Selector, entries: Iterable[Entry]) -> set[frozenset[str]]:
     """Return the groups of a selector's kind, each as the ids of its runs.
 
     Args:
         candidate: The selector.
-        infos: The runs of the store.
+        entries: The runs of the store.
     """
     runs: dict[str, set[str]] = {}
-    for info in infos:
-        for value in candidate.values_of(info):
-            runs.setdefault(value, set()).add(info.run_id)
+    for entry in entries:
+        for value in candidate.values_of(entry):
+            runs.setdefault(value, set()).add(entry.summary.run_id)
     return {frozenset(group) for group in runs.values()}
 
 
@@ -157,19 +156,19 @@ def seed_of(info: RunInfo, key: str | None = None) -> str | None:
 
     Args:
         info: The run.
-        key: The key of the seed; by default ``seed`` or a similar word, the least nested first.
+        key: The key of the seed, or its last part; by default ``seed`` or a similar word, the least nested first.
     """
     entries = flattened(info.config)
     if key is not None:
-        found = [key] if key in entries else []
-    else:
-        found = [name for name in entries if name.rpartition(".")[2].casefold() in _SEED_KEYS]
-        found.sort(key=lambda name: (name.count("."), _SEED_KEYS.index(name.rpartition(".")[2].casefold()), name))
+        value = config_value(entries, key)
+        return None if value is None else _text(value)
+    found = [name for name in entries if name.rpartition(".")[2].casefold() in _SEED_KEYS]
+    found.sort(key=lambda name: (name.count("."), _SEED_KEYS.index(name.rpartition(".")[2].casefold()), name))
     return None if not found or entries[found[0]] is None else _text(entries[found[0]])
 
 
-def _known_values(selector: Selector, info: RunInfo) -> tuple[str, ...]:
-    return (info.name,) if selector.key == "name" else selector.values_of(info)
+def _known_values(selector: Selector, entry: Entry) -> tuple[str, ...]:
+    return (entry.summary.name,) if selector.field == _NAME else selector.values_of(entry)
 
 
 def _is_value(entry: Any, text: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ...rules.errors import suggestion
 from ...store.errors import TelemetryError
+from ...store.run_fields import config_value
 from ...store.run_info import RunInfo, flattened
 
 #: Keys that name a fact of the run. Any other key is one of its configuration.
@@ -76,7 +77,8 @@ def family_of(info: RunInfo, key: str | None = None) -> Family:
     Args:
         info: The run.
         key: ``group``, ``tags``, ``name``, ``folder``, ``run`` (each run is a family), or a key of the configuration,
-            dotted where it is nested. A run without it has the family that it would have without a key.
+            whole or its last part, as in questions for runs. A run without it has the family that it would have without
+            a key.
     """
     if key is not None and (value := _value_of(info, key)):
         return Family(key, value)
@@ -154,7 +156,7 @@ def _value_of(info: RunInfo, key: str) -> str:
     }
     if key in facts:
         return facts[key]
-    value = flattened(info.config).get(key)
+    value = config_value(flattened(info.config), key.removeprefix("config."))
     return "" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
