@@ -622,6 +622,10 @@ class SamplesArguments(NamedTuple):
 
     run: RunArgument
     step: Annotated[int | None, typer.Option("--step", metavar="N", help="The step with the spike.")] = None
+    radius: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, help="Updates before and after it that belong to the spike; 0 by default."),
+    ] = None
     store: StoreOption = None
     as_json: JsonOption = False
 

@@ -39,7 +39,6 @@ OPTIONS: Final = {
     ("docs", "--json"): "Leave it out: each line is a path",
     ("replay", "--saves"): "'steptape backtest --saves' judges the rule file",
     ("runs", "--page"): "Give a greater --limit, or select runs by 'steptape query'",
-    ("samples", "--radius"): "Write steptape query 'FROM spiking_samples(N, radius := R)' RUN",
     ("samples", "--top"): "Write steptape query 'FROM spiking_samples(N)' RUN",
     ("sweep", "--folds"): "Write --split families=N or --split walk-forward=N",
     ("tail", "--rank"): "Write steptape query 'FROM events WHERE rank = R' RUN",

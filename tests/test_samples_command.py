@@ -42,6 +42,23 @@ def test_the_samples_that_drove_a_spike_come_first(store: Path) -> None:
     assert [row.split()[3:6] for row in rows[:2]] == [["7", "40", "38"], ["8", "20", "18"]]
 
 
+def test_the_updates_around_a_step_belong_to_the_spike_within_a_radius(store: Path) -> None:
+    """The step in the middle needs no samples."""
+    result = call("spiky", "--store", store, "--step", 33, "--radius", 3)
+
+    headline, _, _, first, *_ = result.stdout.splitlines()
+    assert headline == "24 samples at steps 30 to 36; normal loss 2"
+    assert first.split()[0] == "30"
+
+
+def test_a_radius_without_a_step_is_refused(store: Path) -> None:
+    """The samples that stay hard are of all steps."""
+    result = call("spiky", "--store", store, "--radius", 3)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "give the step with --step" in result.stderr
+
+
 def test_as_json_each_sample_is_one_line(store: Path) -> None:
     """The columns are those of ``Run.spiking_samples``."""
     rows = [json.loads(line) for line in call("spiky", "--store", store, "--step", 30, "--json").stdout.splitlines()]

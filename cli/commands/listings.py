@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import typer
+
 from ...store.arrow_tables import Row
 from ...store.errors import TelemetryError, counted
 from ...store.questions import FieldColumn, columns_of, selected
@@ -115,8 +117,12 @@ def _json_row(entry: Entry, number: int, columns: Sequence[FieldColumn]) -> Row:
 
 def samples(asked: SamplesArguments) -> None:
     """Print the samples that drove a loss spike, the highest losses first; without a step, those that stay hard."""
-    opened = run_named(asked.run, asked.store)
-    rows = opened.rows(_HARDEST) if asked.step is None else opened.spiking_samples(asked.step).to_pylist()
+    if asked.radius is not None and asked.step is None:
+        raise typer.BadParameter("--radius takes the updates around a step: give the step with --step")
+    opened, radius = run_named(asked.run, asked.store), asked.radius or 0
+    rows = (
+        opened.rows(_HARDEST) if asked.step is None else opened.spiking_samples(asked.step, radius=radius).to_pylist()
+    )
     if not rows:
         raise _nothing_there(opened, asked.step)
     if asked.as_json:
@@ -129,7 +135,8 @@ def samples(asked: SamplesArguments) -> None:
         say()
         print_rows(rows, [name for name in rows[0] if name != "of"])
         return
-    say(f"{counted(len(rows), 'sample')} at step {asked.step}; normal loss {shown(rows[0]['typical'])}")
+    place = f"steps {max(asked.step - radius, 0)} to {asked.step + radius}" if radius else f"step {asked.step}"
+    say(f"{counted(len(rows), 'sample')} at {place}; normal loss {shown(rows[0]['typical'])}")
     say()
     print_rows(rows, [name for name in _COLUMNS if any(row[name] is not None for row in rows)])
 
