@@ -246,6 +246,27 @@ def test_a_question_is_completed_and_its_fault_stands_below_it(open_page: Callab
     assert page.evaluate(ROWS) == 1
 
 
+def test_a_later_answer_leaves_the_entry_that_is_chosen(open_page: Callable[..., Any]) -> None:
+    """The entry is chosen from what the first answer left, before the answer to the next letter."""
+    page = open_page("/?where=sweep-00")
+    page.fill("#search", "")
+    page.type("#search", "status:s")
+    page.wait_for_selector("#search-choices li:has-text('stopped')")
+    held: list[Any] = []
+    page.route("**/api/v1/fields*", lambda route: held.append(route))
+    page.keyboard.type("t")
+    while not held:
+        page.wait_for_timeout(50)
+    page.keyboard.press("ArrowDown")
+    chosen = page.inner_text("#search-choices li[aria-selected=true]")
+    with page.expect_response("**/api/v1/fields*"):
+        held[0].continue_()
+    page.wait_for_timeout(100)  # The page has read the answer.
+    page.keyboard.press("Enter")
+
+    assert page.input_value("#search") == f"status:{chosen} "
+
+
 def test_a_group_is_opened_in_its_place(open_page: Callable[..., Any]) -> None:
     """Grouped by a field that is typed and completed."""
     page = open_page("/?where=sweep&columns=eval/loss,seed")

@@ -308,7 +308,7 @@ def test_a_run_that_lacks_the_series_is_no_run_in_which_a_rule_was_quiet(browser
     """The page says in how many runs a rule could not fire and why, and how many runs its warnings look at."""
     for number in range(8):
         with Recorder(tmp_path, name=f"run {number}", quiet=True) as rec:
-            for step in range(1, 61):
+            for _step in range(1, 61):
                 rec.step({"loss": 1.0, **({"acc": 0.5} if number < 2 else {})})
     with serving(tmp_path) as url, pages(browser, url) as open_page:
         page = open_page("/backtest?text=stop+if+acc+%3E+0.1")

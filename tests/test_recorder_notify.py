@@ -32,7 +32,8 @@ rec.step(loss=4)
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the warnings about notices."""
-    return [each.getMessage() for each in caplog.records if "notify" in each.getMessage()]
+    records = (each for each in caplog.records if each.levelno == logging.WARNING)
+    return [each.getMessage() for each in records if "notify" in each.getMessage()]
 
 
 def test_a_notice_has_the_message_the_headline_and_the_link_of_the_run(

@@ -101,7 +101,9 @@ export function complete(field, { isQuestion = true, language = isQuestion ? QUE
     // The reader may have typed on, or left.
     if (field.value !== asked || document.activeElement !== field) return;
     const isWhole = found.length === 1 && found[0].insert.trim() === token.text;
-    [choices, at] = [isWhole ? [] : found.slice(0, LISTED), -1];
+    const chosen = choices[at]?.insert;
+    choices = isWhole ? [] : found.slice(0, LISTED);
+    at = choices.findIndex(({ insert }) => insert === chosen);
     show();
   }, PAUSE);
 
