@@ -33,7 +33,7 @@ class Attempts:
         arguments: Further arguments of ``Recorder``.
         advice: The calls that warnings name.
         call: The call that trains, for the reason of a run that did not reach its end.
-        save_to: Folder of the checkpoints that rules order.
+        save_to: Folder of the checkpoints that rules order, where ``save`` writes them.
         keep: How many of these to leave; None keeps all.
 
     Attributes:
@@ -51,8 +51,8 @@ class Attempts:
         *,
         advice: Advice,
         call: str,
-        save_to: str | Path,
-        keep: int | None,
+        save_to: str | Path = "",
+        keep: int | None = None,
     ) -> None:
         if keep is not None and not (type(keep) is int and keep > 0):
             raise TelemetryError("keep must be a whole number from 1", got=keep)
@@ -60,6 +60,7 @@ class Attempts:
         self.recorder: Recorder | None = None
         self._store, self._arguments, self._call = store, arguments, call
         self._folder, self._keep, self._ordered = Path(save_to), keep, list[Path]()
+        self._ending: tuple[str | None, str | None] = (None, None)
 
     @property
     def live(self) -> Recorder | None:
@@ -69,7 +70,7 @@ class Attempts:
     def begin(self, model: Any, resume: State | None, plan: Mapping[str, Any], config: Mapping[str, Any]) -> Recorder:
         """Open the run of a training, or the next attempt of the run that a state names.
 
-        An attempt that is still open, of this callback or of the same model, has failed.
+        An attempt of the same model that is still open has failed.
 
         Args:
             model: What is trained.
@@ -77,28 +78,36 @@ class Attempts:
             plan: The planned length, as fields of ``Plan``, unless the caller has given them.
             config: Hyper-parameters, to which the caller's own are added.
         """
-        self.end_unfinished()
         earlier = _OPEN.get(model)
-        if earlier is not None and earlier.live is not None:
+        if earlier not in (None, self) and earlier.live is not None:
             self.guard.warn(f"an earlier callback still records this model into {earlier._store}; its run ends")
-            earlier.end_unfinished()
+            earlier.end()
         own = self._arguments.get("config")
         merged = {**config, **own} if isinstance(own, Mapping) else own or config
-        arguments = completed({**self._arguments, "config": merged}, Plan, **plan)
-        self.recorder = self.guard.opened(self._store, resume, arguments)
+        rec = self.open(resume, completed({**self._arguments, "config": merged}, Plan, **plan))
         _OPEN[model] = self
+        return rec
+
+    def open(
+        self, resume: Mapping[str, Any] | None, arguments: Mapping[str, Any], anew: Mapping[str, Any] | None = None
+    ) -> Recorder:
+        """Open a run or the next attempt of one, as ``Guard.opened``. An attempt that is still open ends before."""
+        self.end()
+        self.recorder = self.guard.opened(self._store, resume, arguments, anew=anew)
+        self._ending = ("failed", f"{self._call} did not reach its end")
         atexit.register(self._end_at_exit)
         return self.recorder
 
-    def end(self, *, status: str | None = None, reason: str | None = None) -> None:
-        """End the run of the current training. Idempotent."""
+    def reach_end(self, status: str | None = None, reason: str | None = None) -> None:
+        """Note that the training has reached its end, and how. Its run may end later."""
+        self._ending = (status, reason)
+
+    def end(self) -> None:
+        """End the run of the current training: as failed, unless the training has reached its end. Idempotent."""
         atexit.unregister(self._end_at_exit)
         if (rec := self.live) is not None:
+            status, reason = self._ending
             rec.close(status=status, reason=reason)
-
-    def end_unfinished(self) -> None:
-        """End the run of a training that is still open, as failed."""
-        self.end(status="failed", reason=f"{self._call} did not reach its end")
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -113,7 +122,7 @@ class Attempts:
             self.end()
 
     def save(self, name: str, write: Callable[[Path], object]) -> None:
-        """Write a checkpoint that rules ordered, and delete those that were written here before the newest ``keep``.
+        """Write a checkpoint that rules ordered, and delete older ones.
 
         A file of this name that another run has left stays: the run's id is added to the new one.
         """
@@ -122,16 +131,23 @@ class Attempts:
         if path.exists() and path not in self._ordered and self.recorder is not None:
             path = path.with_name(f"{path.stem}-{self.recorder.run_id}{path.suffix}")
         write(path)
-        self._ordered = [*(each for each in self._ordered if each != path), path]
+        self.leave_newest(path, _delete)
+
+    def leave_newest(self, newest: Path, delete: Callable[[Path], object]) -> None:
+        """Add an ordered checkpoint, and delete those that were added before the newest ``keep``."""
+        self._ordered = [*(each for each in self._ordered if each != newest), newest]
         while self._keep is not None and len(self._ordered) > self._keep:
-            oldest = self._ordered.pop(0)
-            for each in (oldest, state_file(oldest)):
-                each.unlink(missing_ok=True)
+            delete(self._ordered.pop(0))
 
     def _end_at_exit(self) -> None:
         """End a run that failed with an exception that the program has caught: the recorder knows of others alone."""
         if Terminated.latest is None and getattr(sys, "last_value", None) is None:
-            self.end_unfinished()
+            self.end()
+
+
+def _delete(checkpoint: Path) -> None:
+    for each in (checkpoint, state_file(checkpoint)):
+        each.unlink(missing_ok=True)
 
 
 def state_file(checkpoint: str | Path) -> Path:

@@ -97,7 +97,7 @@ class SteptapeCallback(Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """End the run of an earlier ``fit`` that did not reach its end."""
         self._leave()
-        self._attempts.end_unfinished()
+        self._attempts.end()
         self._is_beginning = True
 
     @guarded
@@ -175,8 +175,9 @@ class SteptapeCallback(Callback):
         self._leave()
         if (rec := self._attempts.live) is not None:
             self._state, self._trained = rec.state_dict(), weakref.ref(self.model)
+            self._attempts.reach_end()
             if self.model.stop_training and not rec.control.should_stop:
-                self._attempts.end(status="stopped", reason="model.stop_training")
+                self._attempts.reach_end("stopped", "model.stop_training")
             self._attempts.end()
 
     def _opened(self, epoch: int) -> Recorder:

@@ -18,8 +18,8 @@ from typing import Any, Final
 from ..recorder.advice import LIGHTNING
 from ..recorder.arguments import Arguments, Ranks, completed, declared_policy
 from ..recorder.recorder import Recorder
-from ..store.errors import TelemetryError
 from ..store.plan import Plan
+from .attempts import Attempts
 from .guard import Guard, State, guarded
 from .torch import handle_skips, joined_samples, keep_restore_points, leave_out, steer_learning_rate, watch_steps
 
@@ -66,18 +66,15 @@ class SteptapeCallback(Callback):
         **arguments: Further arguments of ``Recorder``.
 
     Attributes:
-        recorder: The recorder of the current ``fit``, or of the latest; None before.
         is_validating: Whether a validation of the training runs.
         config: Hyper-parameters that were logged.
     """
 
     def __init__(self, store: str | Path, *, grad_norm: bool = True, keep: int | None = None, **arguments: Any) -> None:
         super().__init__()
-        if keep is not None and not (type(keep) is int and keep > 0):
-            raise TelemetryError("keep must be a whole number from 1", got=keep)
-        self._keep, self._ordered = keep, list[Path]()
-        self._store, self._grad_norm, self._arguments = store, grad_norm, arguments
-        self.recorder: Recorder | None = None
+        self._attempts = Attempts(store, arguments, advice=LIGHTNING, call="fit()", keep=keep)
+        self._guard = self._attempts.guard
+        self._grad_norm, self._arguments = grad_norm, arguments
         self.is_validating = False
         self.config: dict[str, object] = {}
         self._state: State = {}
@@ -87,23 +84,22 @@ class SteptapeCallback(Callback):
         self._skipped: tuple[dict[str, object], dict[str, object]] | None = None
         self._leaves_out = self._reads_samples = False
         self._epochs: int | None = None
-        self._guard = Guard(strict=bool(arguments.get("strict")), advice=LIGHTNING)
         self._begin_update()
 
     @property
-    def live(self) -> Recorder | None:
-        """The recorder while ``fit`` runs; else None."""
-        return None if self.recorder is None or self.recorder.is_closed else self.recorder
+    def recorder(self) -> Recorder | None:
+        """The recorder of the current ``fit``, or of the latest; None before."""
+        return self._attempts.recorder
 
     def add_config(self, config: Mapping[str, Any]) -> None:
         """Record hyper-parameters, now or when training starts."""
         self.config.update(config)
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             rec.declare(config=config)
 
     def state_dict(self) -> State:
         """Return the place in the log from which a ``fit`` from this checkpoint resumes."""
-        if (rec := self.live) is None:
+        if (rec := self._attempts.live) is None:
             return self._state
         return {**rec.state_dict(), **({"epochs": self._epochs} if self._epochs else {})}
 
@@ -134,19 +130,19 @@ class SteptapeCallback(Callback):
         with self._guard.passing():
             arguments["rules"] = policy = declared_policy(arguments.get("rules"))
         self._reads_samples = policy is not None and policy.reads_sample_losses
-        self.recorder = self._guard.opened(self._store, state, arguments, anew=self._name_of(trainer))
+        rec = self._attempts.open(state, arguments, self._name_of(trainer))
         self._updates = trainer.global_step
         self._epoch: float | None = None
         self._refused.clear()
         self._begin_update()
-        self._watch(trainer, self.recorder)
-        self._handle_operations(trainer, pl_module, self.recorder)
-        self._steer(trainer, self.recorder)
+        self._watch(trainer, rec)
+        self._handle_operations(trainer, pl_module, rec)
+        self._steer(trainer, rec)
 
     @guarded
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Record the beginning of an epoch."""
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             self._end_skipping()
             self._begin_update()
             rec.epoch_begin(self._property(trainer, "current_epoch"))
@@ -160,7 +156,7 @@ class SteptapeCallback(Callback):
     @guarded
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Note the learning rate of this update, and the norm of its gradients, which are not clipped yet."""
-        if self.live is None:
+        if self._attempts.live is None:
             return
         number = next((n for n, each in enumerate(trainer.optimizers) if each is optimizer), 0)
         suffix = f"_{number}" if number else ""
@@ -174,7 +170,7 @@ class SteptapeCallback(Callback):
     @guarded
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Add up the losses of micro-batches; record a finished update, and do what rules ask for."""
-        if (rec := self.live) is None:
+        if (rec := self._attempts.live) is None:
             return
         is_automatic = pl_module.automatic_optimization
         self._micro_steps += 1
@@ -205,14 +201,14 @@ class SteptapeCallback(Callback):
     @guarded
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Note the metrics before a validation. The sanity check is none."""
-        if self.live is not None and not trainer.sanity_checking:
+        if self._attempts.live is not None and not trainer.sanity_checking:
             self._restore_validation(trainer)
             self.is_validating, self._before = True, dict(trainer.callback_metrics)
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the metrics that a validation has computed."""
-        if (rec := self.live) is not None and self.is_validating:
+        if (rec := self._attempts.live) is not None and self.is_validating:
             self.is_validating = False
             now = trainer.callback_metrics.items()
             rec.evaluate({name: value for name, value in now if self._before.get(name) is not value})
@@ -221,32 +217,33 @@ class SteptapeCallback(Callback):
     @guarded
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the end of an epoch, which may be cut."""
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             rec.epoch_end(self._epoch)
             self._steer(trainer, rec)
 
     @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run as failed or interrupted."""
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             self._leave(trainer)
-            if self._property(
-                trainer, "received_sigterm"
-            ):  # Lightning's exception for it looks like a successful exit.
+            # Lightning's exception for SIGTERM looks like a successful exit.
+            if self._property(trainer, "received_sigterm"):
                 rec.close(status="interrupted", reason="SIGTERM")
             rec.fail(exception)
+            self._attempts.end()
 
     @guarded
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run. Checkpoints that others write at the end of the training still belong to it."""
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             self._leave(trainer)
             self._state = self.state_dict()
+            self._attempts.reach_end()
             if self._property(trainer, "should_stop") and not rec.control.should_stop:
                 callbacks = self._property(trainer, "callbacks") or ()
                 stopped = [type(each).__name__ for each in callbacks if getattr(each, "stopped_epoch", 0)]
-                rec.close(status="stopped", reason=", ".join(stopped) or "trainer.should_stop")
-            rec.close()
+                self._attempts.reach_end("stopped", ", ".join(stopped) or "trainer.should_stop")
+            self._attempts.end()
 
     def _begin_update(self) -> None:
         self._values: dict[str, object] = {}
@@ -344,7 +341,7 @@ class SteptapeCallback(Callback):
 
     def _leave_out_if_asked(self, optimizer: Any) -> None:
         """Record what is known before the update, on all ranks, and leave it out if rules ask for that."""
-        if (rec := self.live) is None:
+        if (rec := self._attempts.live) is None:
             return
         values = dict(self._values)
         if self._newest_loss is not None:
@@ -368,7 +365,7 @@ class SteptapeCallback(Callback):
 
     @guarded
     def _record_save(self, trainer: Any, filepath: str | Path) -> None:
-        if (rec := self.live) is not None:
+        if (rec := self._attempts.live) is not None:
             rec.save(filepath)
             self._stop_if_asked(trainer, rec, rec.agree())
 
@@ -394,15 +391,9 @@ class SteptapeCallback(Callback):
             path = Path(folder) / f"steptape-step={trainer.global_step}.ckpt"
             with self._guard.passing():  # In a job, a rank that cannot save must not leave the others waiting for it.
                 trainer.save_checkpoint(path)
-            self._delete_older(trainer, path)
+            with self._guard.trying("older checkpoints cannot be deleted"):
+                self._attempts.leave_newest(path, trainer.strategy.remove_checkpoint)
         return control
-
-    @guarded
-    def _delete_older(self, trainer: Any, newest: Path) -> None:
-        """Delete checkpoints that this callback wrote before its newest ``keep``."""
-        self._ordered = [*(path for path in self._ordered if path != newest), newest]
-        while self._keep is not None and len(self._ordered) > self._keep:
-            trainer.strategy.remove_checkpoint(self._ordered.pop(0))
 
     def _stop_if_asked(self, trainer: Any, rec: Recorder, control: Any) -> None:
         if control.should_stop:
@@ -495,7 +486,7 @@ class SteptapeLogger(Logger):
         """Record values as a ``log`` event. Those of a validation are recorded as its ``evaluate`` event."""
         if not self._has_callback:
             self._log_alone(metrics, step)
-        elif (rec := self._callback.live) is not None and not self._callback.is_validating:
+        elif (rec := self._callback._attempts.live) is not None and not self._callback.is_validating:
             rec.log({name: value for name, value in metrics.items() if name != "epoch"})  # The event has its own.
 
     def finalize(self, status: str) -> None:

@@ -116,9 +116,10 @@ class SteptapeCallback(BaseCallback):
         self._leave()
         if (rec := self._attempts.live) is not None:
             setattr(self.model, _STATE, rec.state_dict())
+            self._attempts.reach_end()
             is_cut = self.model.num_timesteps < self.model._total_timesteps
             if is_cut and not rec.control.should_stop:
-                self._attempts.end(status="stopped", reason="another callback")
+                self._attempts.reach_end("stopped", "another callback")
             self._attempts.end()
 
     def _record_updates(self) -> None:

@@ -5,22 +5,20 @@ The trainer's callback events flow into a ``Recorder``; its control flags flow b
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import math
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from ..recorder.advice import TRANSFORMERS
 from ..recorder.arguments import Arguments, Ranks, Samples, completed, declared_policy
-from ..recorder.process.termination import Terminated
 from ..recorder.recorder import Recorder
 from ..rules.policy_file.policy import Policy, parse_policy
 from ..store.plan import Plan
-from .guard import Guard, State
+from .attempts import Attempts
+from .guard import State
 from .hugging_face import (
     Tap,
     checkpoint_path,
@@ -130,15 +128,15 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         if samples is not False:
             arguments["samples"] = Samples() if samples is True else samples
         self._store, self._rules, self._arguments = store, rules, with_groups(arguments)
+        self._attempts = Attempts(store, arguments, advice=TRANSFORMERS, call="train()")
+        self._guard = self._attempts.guard
         self._callers_recorder, self._takes_completions = recorder, completions
         self._samples: Samples | None = self._arguments.get("samples")
-        self._guard = Guard(strict=bool(arguments.get("strict")), advice=TRANSFORMERS)
         policy = declared_policy(rules)
         self._reads_samples = policy is not None and policy.reads_sample_losses
         self._kinds = frequent_kinds(kinds, policy, is_given=recorder is not None)
         self._undo_numbers: Callable[[], None] | None = None
         self._recorder: Recorder | None = None
-        self._end_status: tuple[str | None, str | None] = (None, None)
         self._trainer: Any = None
         self._is_added = False
         self._early_evaluations: list[Mapping[str, Any]] | None = []  # None from the first training on.
@@ -199,24 +197,17 @@ class SteptapeCallback(TrainerCallback, ExportableState):
     def training(self) -> Iterator[Self]:
         """End the run with the block: as failed if it raises."""
         try:
-            yield self
-        except BaseException as error:
-            if self._recorder is not None and self._callers_recorder is None:
-                self._recorder.fail(error)
+            with self._attempts.training():
+                yield self
+        finally:
             self.close()
-            raise
-        self.close()
 
     def close(self) -> None:
         """End the run. Idempotent."""
         recorder, self._recorder = self._recorder, None
-        if recorder is None or recorder is self._callers_recorder:
-            return
-        atexit.unregister(self._close_at_exit)
-        _OPEN.pop(recorder.run_id, None)
-        if not recorder.is_closed:
-            status, reason = self._end_status
-            recorder.close(status=status, reason=reason)
+        if recorder is not None and recorder is self._attempts.recorder:
+            _OPEN.pop(recorder.run_id, None)
+            self._attempts.end()
 
     def state(self) -> State:
         """Return what a checkpoint keeps of this callback, for the trainer."""
@@ -244,7 +235,6 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._begin_step()
         self._prepare_samples(train_dataloader)
         self._recorder = recorder = self._opened(args, state, model, resume)
-        self._end_status = ("failed", "train() did not reach its end")
         planned = state.max_steps
         if any(each.startswith(_EPOCHS) for each in recorder.operations):
             recorder.handle(_EPOCHS, functools.partial(self._set_epochs, args, state, planned))
@@ -252,7 +242,6 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             self._end_after(self._epochs, args, state, planned)
         if recorder is not self._callers_recorder:
             _OPEN[recorder.run_id] = self
-            atexit.register(self._close_at_exit)
         with self._guard.trying("rules cannot steer the optimizer"):
             self._used_rates = steer_learning_rate(recorder, optimizer, lr_scheduler)
             self._leaves_out = handle_skips(recorder, optimizer)
@@ -262,12 +251,12 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             self._record("evaluate", metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._end_status = (None, None)  # The run ends later: evaluations may follow.
+        self._attempts.reach_end()  # The run ends later: evaluations may follow.
         self._number(None)
         with self._guard.trying("who stopped the training cannot be read"):
             is_stopped = control.should_training_stop and state.global_step < state.max_steps
             if is_stopped and self._recorder is not None and not self._recorder.control.should_stop:
-                self._end_status = ("stopped", stopper(self._trainer))
+                self._attempts.reach_end("stopped", stopper(self._trainer))
 
     @_hook()
     def on_epoch_begin(self, args: Any, state: Any, **_: Any) -> None:
@@ -364,11 +353,6 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         first, second = (Path(each._store).expanduser().resolve() for each in (self, other))
         return first == second
 
-    def _close_at_exit(self) -> None:
-        """End a run that failed with an exception that the program has caught: the recorder knows of others alone."""
-        if Terminated.latest is None and getattr(sys, "last_value", None) is None:
-            self.close()
-
     def _resume_state(self, state: Any) -> Mapping[str, Any] | None:
         """Return the recorder's state in the checkpoint from which a training resumes."""
         self._is_inside_epoch, self._epochs, self._is_trained = False, None, False
@@ -403,7 +387,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         with self._guard.trying("the time that ranks wait for each other cannot be read"):
             # As long as the job itself waits for a rank.
             arguments = completed(arguments, Ranks, agree_timeout_s=args.ddp_timeout)
-        return self._guard.opened(self._store, resume, arguments, anew=name)
+        return self._attempts.open(resume, arguments, name)
 
     def _record(self, call: str, *values: Any, **named: Any) -> None:
         """Call a method of the run's recorder. Exceptions of the user's own functions reach the training."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from functools import partial
@@ -41,8 +42,19 @@ def test_a_training_that_begins_ends_the_one_of_the_same_model_that_did_not_end(
 
     assert (unfinished.live, alive.live is None, new.live is None) == (None, False, False)
     for each in (alive, new):
+        each.reach_end()
         each.end()
     assert ends(tmp_path) == [("failed", "fit() did not reach its end"), ("completed", None), ("completed", None)]
+
+
+def test_a_training_that_fails_within_its_block_has_failed_though_the_block_catches_it(tmp_path: Path) -> None:
+    """As one whose exception passes the end of the block."""
+    own = attempts(tmp_path)
+    with own.training(), contextlib.suppress(RuntimeError):
+        own.begin(Model(), None, {}, {})
+        raise RuntimeError("lost")
+
+    assert ends(tmp_path) == [("failed", "fit() did not reach its end")]
 
 
 def test_the_arguments_of_the_caller_come_before_those_of_the_framework(tmp_path: Path) -> None:
