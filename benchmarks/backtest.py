@@ -36,10 +36,10 @@ import pyarrow.parquet as pq
 from steptape import Policy, Recorder, load_policy, open_store
 from steptape.api.workers.job_requests import BacktestRequest, JobOrder
 from steptape.api.workers.pool import exchange, start_worker
-from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.columns.column_replay import by_columns
 from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.objective import Objective
-from steptape.replay.runs.replaying import Replayer, replay_stream
+from steptape.replay.runs.replaying import ByEngine, DeciderOf
 from steptape.replay.runs.run_result import RunResult
 from steptape.rules.policy_file.policy import shipped_policies
 from steptape.store.metric_words import Mode
@@ -84,9 +84,9 @@ def spikes_in_numpy(run: Run) -> int:
     return int((~np.isfinite(losses)).sum()) + int(is_high.sum()) + in_a_row
 
 
-def result(policy: Policy, run: Run, *, replayer: Replayer = replay_stream) -> RunResult:
+def result(policy: Policy, run: Run, *, decider_of: DeciderOf = ByEngine) -> RunResult:
     """Return what a backtest says of a run."""
-    return result_of(facts_of_run(policy, run, replayer=replayer, with_curves=False), OBJECTIVE)
+    return result_of(facts_of_run(policy, run, decider_of=decider_of, with_curves=False), OBJECTIVE)
 
 
 def cpu_s(rounds: int, work: Callable[[Run], object], runs: Sequence[Run]) -> float:
@@ -103,9 +103,8 @@ def cpu_s(rounds: int, work: Callable[[Run], object], runs: Sequence[Run]) -> fl
 def measure_library(policy: Policy, runs: Sequence[Run], rounds: int, *, is_default: bool) -> None:
     """Time the result of a run."""
     timed = runs[:TIMED]
-    by_columns = functools.partial(result, policy, replayer=replay_by_columns)
     ways: dict[str, Callable[[Run], object]] = {
-        "columns": by_columns,
+        "columns": functools.partial(result, policy, decider_of=by_columns),
         "event engine": functools.partial(result, policy),
     }
     if is_default:
@@ -160,8 +159,8 @@ def _peak_mib(usage: resource.struct_rusage) -> float:
 
 def disagreeing(policy: Policy, runs: Sequence[Run]) -> int:
     """Return how many of those runs have other results by columns than by the event engine."""
-    replayers = (replay_by_columns, replay_stream)
-    facts = ([repr(result(policy, run, replayer=replayer)) for replayer in replayers] for run in runs)
+    deciders = (by_columns, ByEngine)
+    facts = ([repr(result(policy, run, decider_of=decider_of)) for decider_of in deciders] for run in runs)
     return sum(by_columns != by_engine for by_columns, by_engine in facts)
 
 

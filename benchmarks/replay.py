@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import simpleeval  # type: ignore[import-untyped]
 
 from steptape import Policy, Recorder, load_policy, open_store
-from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.columns.column_replay import by_columns
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import facts_of_run, result_of
 from steptape.replay.runs.replaying import observed_in, replay
@@ -128,7 +128,7 @@ def measure(sort: str, runs: Sequence[Run], rounds: int) -> bool:
     ways: dict[str, Callable[[], object]] = {
         "replay, from Parquet": lambda: [replay(policy, run) for run in runs],
         "backtest's result, from Parquet": lambda: [
-            result_of(facts_of_run(policy, run, replayer=replay_by_columns, with_curves=False), None) for run in runs
+            result_of(facts_of_run(policy, run, decider_of=by_columns, with_curves=False), None) for run in runs
         ],
         "decisions in numpy, from Parquet": lambda: [decisions_in_numpy(run) for run in runs],
         "folding alone": fold_streams,

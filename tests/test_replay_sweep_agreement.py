@@ -13,13 +13,13 @@ from drawn_readings import EXPRESSION_FORMS, EXPRESSIONS, FACTS, FORMS, PLAN, RE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.replay.columns.column_replay import is_columnar, replay_by_columns
+from steptape.replay.columns.column_replay import by_columns, is_columnar
 from steptape.replay.columns.variant_firings import RunFirings, batches_of
 from steptape.replay.columns.variants import Variant, variants_of
 from steptape.replay.runs.event_stream import event_stream
 from steptape.replay.runs.judging import RunBackground, judge_stream
 from steptape.replay.runs.objective import Objective, Saves
-from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.replaying import replay_events, replay_stream
 from steptape.replay.runs.run_result import BacktestSettings
 from steptape.replay.sweeps.outcomes import Outcomes, outcomes_of_results
 from steptape.replay.sweeps.variant_outcomes import sweep_stream
@@ -329,7 +329,7 @@ def test_a_replay_by_columns_is_that_of_the_event_engine(
     """Outcomes, readings, messages, labels and endings are equal, whatever the rules, gates and values."""
     policy = parse_policy(text)
 
-    found = replay_by_columns(policy, event_stream(events), PLAN, delay_steps=delay_steps, saves=saves)
+    found = replay_stream(policy, event_stream(events), PLAN, by_columns, delay_steps=delay_steps, saves=saves)
 
     assert repr(found) == repr(replay_events(policy, events, PLAN, delay_steps=delay_steps, saves=saves))
 
@@ -344,7 +344,7 @@ controller_metrics:
 controllers:
   - {{name: a, triggers: [on_step_end], rule: {rule}, operations: []}}
 """
-    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+    found = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns)
 
     assert found.error_counts == {"a": 1}
     assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
@@ -378,7 +378,7 @@ controllers:
         policy = parse_policy(text)
         assert is_columnar(policy)
         for events, saves in zip(runs, Saves, strict=True):
-            found = replay_by_columns(policy, event_stream(events), PLAN, saves=saves)
+            found = replay_stream(policy, event_stream(events), PLAN, by_columns, saves=saves)
             assert repr(found) == repr(replay_events(policy, events, PLAN, saves=saves)), text
 
 
@@ -397,7 +397,7 @@ def test_whole_numbers_are_recorded_as_such(reading: str, values: list[float]) -
     events = [Event("step_end", step, step, metrics={"loss": loss}) for step, loss in losses]
     text = f"controllers: [{{name: a, triggers: [on_step_end], rule: '{reading} != 9 and step > 1', operations: []}}]"
 
-    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN).decisions
+    found = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns).decisions
 
     recorded = [judged.outcome.values[reading] for judged in found if isinstance(judged.outcome, Decision)]
     assert repr(recorded) == repr(values)
@@ -416,7 +416,7 @@ controller_metrics:
 controllers:
   - {{name: a, triggers: [on_step_end], rule: '{rule}', once: true, operations: [hfcontrols.should_evaluate]}}
 """
-    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+    found = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns)
 
     assert is_columnar(parse_policy(text))
     assert found.censored_from is not None
@@ -438,7 +438,7 @@ controllers:
 """
     events = [Event("step_end", 1, metrics={"loss": 2.0, "lr": 0.1, "norm": 3.0})]
 
-    (decision,) = replay_by_columns(parse_policy(text), event_stream(events), PLAN).decisions
+    (decision,) = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns).decisions
 
     assert isinstance(decision.outcome, Decision)
     assert decision.outcome.message == "lr 0.1, mean 3.0"
@@ -450,7 +450,7 @@ def test_a_conditional_is_undefined_where_its_branch_is(rule: str) -> None:
     events = [Event("step_end", step, step, metrics={"loss": loss}) for step, loss in enumerate([0.5, 2.0, 0.5, 2.0])]
     text = f"controllers: [{{name: a, triggers: [on_step_end], rule: 'not ({rule}) > 9', operations: []}}]"
 
-    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+    found = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns)
 
     assert is_columnar(parse_policy(text))
     assert [judged.outcome.step for judged in found.decisions] == ([1, 2, 3] if rule.startswith("loss") else [0, 2, 3])
@@ -471,7 +471,7 @@ controllers:
   - {{name: waits, triggers: {triggers}, rule: late < 1, operations: [hfcontrols.should_save]}}
   - {{name: fires, triggers: [on_step_end], rule: loss > 5, operations: []}}
 """
-    found = replay_by_columns(parse_policy(text), event_stream(events), PLAN)
+    found = replay_stream(parse_policy(text), event_stream(events), PLAN, by_columns)
 
     assert repr(found) == repr(replay_events(parse_policy(text), events, PLAN))
 

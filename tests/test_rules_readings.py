@@ -14,12 +14,11 @@ from drawn_readings import EXPRESSION_FORMS, FACTS, FORMS, PLAN, readings_of, st
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steptape.replay.columns import column_replay as column_replay
-from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.columns.column_replay import by_columns
 from steptape.replay.columns.variants import StructureCompiler
 from steptape.replay.runs.appearances import StreamAppearances
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.replaying import ByEngine, replay_events, replay_stream
 from steptape.rules import readings
 from steptape.rules.checks.dead_conditions import Dead, RuleVerdicts
 from steptape.rules.checks.possible_firings import RuleSurroundings, RuleTruth
@@ -100,11 +99,13 @@ def node_of(policy: Policy, text: str) -> ast.expr:
 
 def check_columns(policy: Policy, text: str, events: Sequence[Event]) -> bool:
     """Assert that columns give the engine's outcomes, if they can; return whether they can."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(column_replay, "replay_stream", lambda *_, **__: None)
-        found = replay_by_columns(policy, event_stream(events), PLAN)
-    assert found is None or repr(found) == repr(replay_events(policy, events, PLAN)), text
-    return found is not None
+    stream = event_stream(events)
+    decider = by_columns(policy, stream, PLAN)
+    if isinstance(decider, ByEngine):
+        return False
+    found = replay_stream(policy, stream, PLAN, lambda *_: decider)
+    assert repr(found) == repr(replay_events(policy, events, PLAN)), text
+    return True
 
 
 def check_limits(policy: Policy, text: str, events: Sequence[Event]) -> None:

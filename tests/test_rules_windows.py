@@ -10,9 +10,9 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steptape.replay.columns.column_replay import replay_by_columns
+from steptape.replay.columns.column_replay import by_columns
 from steptape.replay.runs.event_stream import event_stream
-from steptape.replay.runs.replaying import replay_events
+from steptape.replay.runs.replaying import replay_events, replay_stream
 from steptape.rules.engine.decisions import Decision
 from steptape.rules.engine.engine import Engine
 from steptape.rules.errors import PolicyError
@@ -196,7 +196,7 @@ def test_a_window_by_what_the_run_has_not_told_yet_is_undefined(reading: str, un
     policy = parse_policy(policy_of(reading))
 
     assert read(reading, events)[:2] == ["undefined"] * 2
-    assert [each.outcome for each in replay_by_columns(policy, event_stream(events), Plan()).outcomes] == [
+    assert [each.outcome for each in replay_stream(policy, event_stream(events), Plan(), by_columns).outcomes] == [
         each.outcome for each in replay_events(policy, events, Plan()).outcomes
     ]
 

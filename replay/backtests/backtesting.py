@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 from ...rules.policy_file.policy import Policy
 from ...store.errors import TelemetryError
 from ...store.run import Run
-from ..columns.column_replay import replay_by_columns
+from ..columns.column_replay import by_columns
 from ..policies.coverage import Coverage, coverage_of
 from ..run_pool import Pool, Progress, RunPool, checked_runs, usable_processes
 from ..runs.event_stream import check_recorded
@@ -176,7 +176,7 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     readers.expect((passes - 1) * (len(runs) - len(request.runs)))
     results = report.results
     outcomes, for_baselines = baseline_outcomes(
-        request.policy, baselines, runs, results, request.settings, readers, replay_by_columns
+        request.policy, baselines, runs, results, request.settings, readers, by_columns
     )
     endings = [None if one.ending is None else one.ending.event_index for one in results]
     covered = Coverage()
@@ -228,9 +228,7 @@ class _Judge:
 
     def __call__(self, run: Run) -> tuple[_JudgedRun | Excluded, int]:
         try:
-            facts = facts_of_run(
-                self.policy, run, self.settings, replayer=replay_by_columns, with_curves=self.with_curves
-            )
+            facts = facts_of_run(self.policy, run, self.settings, decider_of=by_columns, with_curves=self.with_curves)
             record, read_events = facts.record, facts.replayed.event_count
             background, evaluated = record.background, record.history.evaluations.keys()
             if record.is_empty:

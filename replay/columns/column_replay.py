@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, repeat
 from types import MappingProxyType
@@ -27,9 +28,7 @@ from ...rules.readings.vectors import Ints
 from ...store.events import BEFORE_STREAM, PLAN, Event
 from ...store.plan import Plan
 from ..runs.event_stream import EventStream
-from ..runs.objective import Saves
-from ..runs.replaying import judged_replay, observed_in, replay_stream
-from ..runs.run_result import Replay
+from ..runs.replaying import ByEngine, Decider, observed_in
 from .metric_readings import ListReading, ValueReading
 from .rule_firings import SharedRule, kinds_fed
 from .stream import Stream
@@ -40,37 +39,13 @@ from .variants import Reader, StructureCompiler, Variant, metrics_of, metrics_re
 _NO_ERRORS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
-def replay_by_columns(
-    policy: Policy,
-    stream: EventStream,
-    plan: Plan,
-    *,
-    delay_steps: int = 0,
-    saves: Saves = Saves.KEEP,
-    is_plan_assumed: bool = False,
-) -> Replay:
-    """Replay a policy over a stream by columns, or by the event engine where columns do not suffice.
-
-    Args:
-        policy, stream, plan, delay_steps, saves, is_plan_assumed: As for ``replay_stream``, which returns the same.
-    """
+def by_columns(policy: Policy, stream: EventStream, plan: Plan) -> Decider:
+    """Return what decides a policy on a stream: columns, or the event engine where columns do not suffice."""
     form = _form_of(policy)
     if form is not None and _suits(stream, plan):
-        try:
-            decider = _ByColumns(form, policy, stream, plan)
-        except NotColumnar:
-            pass
-        else:
-            return judged_replay(
-                policy,
-                stream,
-                plan,
-                decider,
-                delay_steps=delay_steps,
-                saves=saves,
-                is_plan_assumed=is_plan_assumed,
-            )
-    return replay_stream(policy, stream, plan, delay_steps=delay_steps, saves=saves, is_plan_assumed=is_plan_assumed)
+        with suppress(NotColumnar):
+            return _ByColumns(form, policy, stream, plan)
+    return ByEngine(policy, stream, plan)
 
 
 def is_columnar(policy: Policy) -> bool:

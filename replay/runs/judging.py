@@ -40,7 +40,7 @@ from .history import History, history_of, restored_steps, step_unit_of
 from .incidents import Alarm, Detection, Incident, detect, incidents_in, incidents_noted
 from .metric_names import Renames, nearest_metric
 from .objective import UPDATES, Objective, objective_among, objective_of_study
-from .replaying import Replayer, replay_stream, stream_under
+from .replaying import ByEngine, DeciderOf, replay_stream, stream_under
 from .run_families import UNKNOWN_FAMILY, Family, family_of, family_values
 from .run_result import (
     DEFAULT_SETTINGS,
@@ -218,7 +218,7 @@ def facts_of_run(
     run: Run,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     *,
-    replayer: Replayer = replay_stream,
+    decider_of: DeciderOf = ByEngine,
     with_curves: bool = True,
 ) -> ReplayedRun:
     """Read what a run recorded, and replay a policy over it.
@@ -227,13 +227,13 @@ def facts_of_run(
         policy: The policy.
         run: The run.
         settings: The settings of the backtest.
-        replayer: Decides the policy on the run: the event engine, or columns.
+        decider_of: As for ``replay_stream``.
         with_curves: Whether to downsample curves for plots.
 
     Raises:
         TelemetryError: The run cannot be read.
     """
-    (facts,) = facts_under([policy], run, settings, replayer=replayer, with_curves=with_curves)
+    (facts,) = facts_under([policy], run, settings, decider_of=decider_of, with_curves=with_curves)
     return facts
 
 
@@ -242,19 +242,19 @@ def facts_under(
     run: Run,
     settings: BacktestSettings = DEFAULT_SETTINGS,
     *,
-    replayer: Replayer = replay_stream,
+    decider_of: DeciderOf = ByEngine,
     with_curves: bool = True,
 ) -> list[ReplayedRun]:
     """Read what a run recorded once, and replay each policy over it; otherwise as ``facts_of_run``."""
     with collection_paused():
-        return run.read(lambda snapshot: _facts_at(policies, snapshot, settings, replayer, with_curves))
+        return run.read(lambda snapshot: _facts_at(policies, snapshot, settings, decider_of, with_curves))
 
 
 def _facts_at(
     policies: Sequence[Policy],
     snapshot: Snapshot,
     settings: BacktestSettings,
-    replayer: Replayer,
+    decider_of: DeciderOf,
     with_curves: bool,
 ) -> list[ReplayedRun]:
     """Return the facts of one snapshot of a run under each policy."""
@@ -263,7 +263,7 @@ def _facts_at(
     record = _record_of(background, stream, settings, rolled_back=rolled_back, noted=noted, with_curves=with_curves)
     return [
         _replayed_run(
-            policy, record, settings, replayer, lacked_metrics(names_read([policy]), snapshot, settings.renames)
+            policy, record, settings, decider_of, lacked_metrics(names_read([policy]), snapshot, settings.renames)
         )
         for policy in policies
     ]
@@ -293,12 +293,13 @@ def _record_of(
 
 
 def _replayed_run(
-    policy: Policy, record: RunRecord, settings: BacktestSettings, replayer: Replayer, lacked: Mapping[str, str]
+    policy: Policy, record: RunRecord, settings: BacktestSettings, decider_of: DeciderOf, lacked: Mapping[str, str]
 ) -> ReplayedRun:
-    replayed = replayer(
+    replayed = replay_stream(
         policy,
         record.stream,
         record.background.plan,
+        decider_of,
         delay_steps=settings.delay_steps,
         saves=settings.saves,
         is_plan_assumed=record.background.is_plan_assumed,
@@ -325,7 +326,7 @@ def judge_stream(
 ) -> list[RunResult]:
     """Return the outcome of each policy on one stream of the deciding rank's events, decided by the event engine."""
     record = _record_of(background, stream, settings)
-    return [result_of(_replayed_run(each, record, settings, replay_stream, {}), objective) for each in policies]
+    return [result_of(_replayed_run(each, record, settings, ByEngine, {}), objective) for each in policies]
 
 
 def result_of(facts: ReplayedRun, objective: Objective | None, declared: Sequence[Objective] = ()) -> RunResult:

@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from math import inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -76,6 +76,9 @@ _TAKING_TIME: Final = frozenset((Effect.SAVE, Effect.EVALUATE))
 _KNOWN_ACTIONS: Final = frozenset(
     ("should_training_stop", "should_save", "should_evaluate", "should_log", "should_notify")
 )
+
+#: Makes what decides a policy on one stream, given the plan that the loop declared.
+DeciderOf: TypeAlias = "Callable[[Policy, EventStream, Plan], Decider]"
 
 
 def replay(
@@ -153,32 +156,6 @@ def replay_events(
         return replay_stream(policy, event_stream(events), plan, delay_steps=delay_steps, saves=saves)
 
 
-def replay_stream(
-    policy: Policy,
-    stream: EventStream,
-    plan: Plan,
-    *,
-    delay_steps: int = 0,
-    saves: Saves = Saves.KEEP,
-    is_plan_assumed: bool = False,
-) -> Replay:
-    """Replay a policy over a stream that the caller shares with other readers, by the event engine.
-
-    Args:
-        policy, stream, plan, delay_steps, saves: As for ``replay_events``.
-        is_plan_assumed: Whether nobody declared the plan.
-    """
-    return judged_replay(
-        policy,
-        stream,
-        plan,
-        _ByEngine(policy, stream, plan),
-        delay_steps=delay_steps,
-        saves=saves,
-        is_plan_assumed=is_plan_assumed,
-    )
-
-
 class Decider(Protocol):
     """What decides a policy on one stream: the event engine, or columns."""
 
@@ -197,7 +174,7 @@ class Decider(Protocol):
         """
 
 
-class _ByEngine:
+class ByEngine:
     """The event engine as a decider."""
 
     def __init__(self, policy: Policy, stream: EventStream, plan: Plan) -> None:
@@ -206,40 +183,35 @@ class _ByEngine:
 
     @property
     def error_counts(self) -> Mapping[str, int]:
+        """Rule errors by controller."""
         return self._engine.error_counts
 
     def outcomes(self, *, everything: bool) -> Iterator[tuple[int, Event | None, Sequence[Outcome]]]:
+        """Yield outcomes, as ``Decider``."""
         yield BEFORE_STREAM, None, self._engine.start()
         yield from observed_in(self._engine, self._stream, everything=everything)
 
 
-class Replayer(Protocol):
-    """A function such as ``replay_stream``."""
-
-    def __call__(
-        self,
-        policy: Policy,
-        stream: EventStream,
-        plan: Plan,
-        *,
-        delay_steps: int = 0,
-        saves: Saves = Saves.KEEP,
-        is_plan_assumed: bool = False,
-    ) -> Replay:
-        """Replay the policy over the stream."""
-
-
-def judged_replay(
+def replay_stream(
     policy: Policy,
     stream: EventStream,
     plan: Plan,
-    decider: Decider,
+    decider_of: DeciderOf = ByEngine,
     *,
     delay_steps: int = 0,
     saves: Saves = Saves.KEEP,
     is_plan_assumed: bool = False,
 ) -> Replay:
-    """Label the outcomes of a decider, and find where they end the run and where the record no longer shows it."""
+    """Replay a policy over a stream that the caller shares with other readers.
+
+    Labels the outcomes, and finds where they end the run and where the record no longer shows it.
+
+    Args:
+        policy, stream, plan, delay_steps, saves: As for ``replay_events``.
+        decider_of: Makes what decides the policy: the event engine, or ``by_columns``.
+        is_plan_assumed: Whether nobody declared the plan.
+    """
+    decider = decider_of(policy, stream, plan)
     interval = step_interval(stream)
     counting = counting_controllers(policy, StreamAppearances(stream, plan)) if interval > 1 else frozenset[str]()
     on_made_up, on_unplaced = _controllers_on_made_up(policy, stream), _controllers_on_unplaced(policy, stream)
