@@ -348,9 +348,7 @@ class EventLog:
             try:
                 return write()
             except Exception as error:
-                if self._strict:
-                    raise
-                self._count_loss(kind, error)
+                self._lose(kind, error)
                 return ()
 
         if self.is_busy():
@@ -385,10 +383,8 @@ class EventLog:
                 self.is_clear = not self.postponed
                 return ()
             return self._hand_out()
-        except Exception as error:
-            if self._strict:
-                raise
-            self._count_loss("step_end", error)
+        except Exception as error:  # As in _in_turn.
+            self._lose("step_end", error)
             return ()
 
     def settle(self, step: int) -> None:
@@ -396,10 +392,8 @@ class EventLog:
         with self.lock:
             try:
                 self._catch_up("", step, None)
-            except Exception as error:
-                if self._strict:
-                    raise
-                self._count_loss("", error)
+            except Exception as error:  # As in _in_turn.
+                self._lose("", error)
             self._update_clearness()
 
     def _move(self, folder: Path) -> None:
@@ -517,10 +511,8 @@ class EventLog:
             vectors = {name[len(_VECTOR) :]: value for name, value in late.items() if name.startswith(_VECTOR)}
             payload, carried = _with_carried(payload, awaited.step, samples, vectors, self._selection, self._warnings)
             self._append(awaited.kind, payload, awaited.step, awaited.epoch, awaited.micro_step, carried, lag)
-        except Exception as error:
-            if self._strict:
-                raise
-            self._count_loss(awaited.kind, error)
+        except Exception as error:  # As in _in_turn.
+            self._lose(awaited.kind, error)
 
     def _write_decided(self) -> None:
         """Write pending decisions, then derived values, in order. Keep what cannot be written for the next call."""
@@ -577,7 +569,10 @@ class EventLog:
         is_due = self._gap or self._decided or self._derived or self._written or self.postponed
         self.is_clear = not (is_due or self.expects_probes)
 
-    def _count_loss(self, kind: str, error: Exception) -> None:
+    def _lose(self, kind: str, error: Exception) -> None:
+        """Count an event that could not be recorded. With ``strict``, raise why."""
+        if self._strict:
+            raise error
         self.lost_events += 1
         if not self._gap:
             self._gap_error = f"{type(error).__name__}: {error}"

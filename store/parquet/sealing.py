@@ -207,7 +207,7 @@ class _AtOnce(Executor):
         future: Future[Any] = Future()
         try:
             future.set_result(call(*args, **kwargs))
-        except Exception as error:
+        except Exception as error:  # Executors hand every error to the future.
             future.set_exception(error)
         return future
 
