@@ -351,14 +351,21 @@ fragments = st.lists(st.sampled_from([*WORDS.split(), "\n", "\u2028", "\x0c"]), 
 @example("w[...] == 1")
 @example("w[1:2, ::3] == 1")
 def test_any_rule_loads_or_is_refused_and_then_runs_without_an_exception(rule: str) -> None:
-    """The loader raises only our own errors, the engine none at all."""
+    """The loader raises only our own errors, which name a line of the file; the engine none at all."""
     text = (
         f"{HEAD}controllers:\n  - name: c\n    triggers: [on_step_end]\n    rule: {quoted(rule)}\n    operations: []\n"
     )
-    with contextlib.suppress(PolicyError):
-        engine = Engine(parse_policy(text))
+    lines = []
+    try:
+        policy = parse_policy(text)
+    except PolicyError as error:
+        lines = [problem.line for problem in error.problems]
+    else:
+        engine = Engine(policy)
         for event in EVENTS:
             engine.observe(event)
+
+    assert all(text.splitlines()[line - 1].startswith("    rule: ") for line in lines)
 
 
 def quoted(text: str) -> str:
