@@ -1,14 +1,14 @@
 """The two suites: which tests ``--quick`` leaves out, by the seconds that ``make seconds`` has measured.
 
-The file holds the slow tests and their processor seconds, child processes included, as ``--record-seconds`` writes it.
+The file holds the slow tests and their seconds by the clock, as ``--record-seconds`` writes it on a machine that does
+nothing else. Processor time would leave out a browser and other processes that outlive a test.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +16,7 @@ import pytest
 
 FILE: Final = Path(__file__).with_name("seconds.json")
 
-#: Seconds of processor time above which a test is slow.
+#: Seconds above which a test is slow.
 _MOST_S: Final = 0.5
 
 #: Folders whose tests run in the whole suite alone: their frameworks take seconds to import.
@@ -31,38 +31,23 @@ def slow_tests(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 class Stopwatch:
-    """A plug-in that measures every test, on each worker, and writes the file when all have ended."""
+    """A plug-in that measures every test and writes the file when all have ended."""
 
     def __init__(self) -> None:
-        self._started_s = 0.0
-        self._seconds: dict[str, dict[str, float]] = defaultdict(dict)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logstart(self) -> None:
-        """Begin to measure."""
-        self._started_s = _processor_s()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Send the seconds with the report of the last phase."""
-        report = yield
-        if call.when == "teardown":
-            report.user_properties = [*report.user_properties, ("processor_s", _processor_s() - self._started_s)]
-        return report
+        self._seconds: dict[tuple[str, str], float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the seconds of a test, where the reports of all workers arrive."""
-        file, name = _place_of(report.nodeid)
-        for key, value in report.user_properties:
-            if key == "processor_s" and (used_s := float(str(value))) > _MOST_S:
-                self._seconds[file][name] = round(used_s, 1)
+        """Add up the phases of a test, where the reports of all workers arrive."""
+        self._seconds[_place_of(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the file, where the reports have arrived."""
         if not hasattr(session.config, "workerinput"):
-            text = json.dumps(self._seconds, indent=1, sort_keys=True, ensure_ascii=False)
+            slow: dict[str, dict[str, float]] = defaultdict(dict)
+            for (file, name), seconds in self._seconds.items():
+                if seconds > _MOST_S:
+                    slow[file][name] = round(seconds, 1)
+            text = json.dumps(slow, indent=1, sort_keys=True, ensure_ascii=False)
             FILE.write_text(text + "\n", encoding="utf-8")
 
 
@@ -70,9 +55,3 @@ def _place_of(test: str) -> tuple[str, str]:
     """Return the file and the name of a test."""
     path, _, name = test.partition("::")
     return Path(path).name, name
-
-
-def _processor_s() -> float:
-    """Return the processor time of this process and of its children that have ended."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(each.ru_utime + each.ru_stime for each in used)
