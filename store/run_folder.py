@@ -8,7 +8,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -324,27 +324,17 @@ def new_run_id() -> str:
 
 
 def replace_file(path: Path, content: bytes, *, is_durable: bool = True) -> None:
-    """Replace a file atomically: write a temporary file, rename.
+    """Replace a file atomically: write a temporary file, rename. Threads and processes may do so at the same time.
 
     Args:
         path: The file.
         content: Its new content.
         is_durable: Sync it, so that a power loss leaves the old content or the new one.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(aside, "wb") as file:
-            file.write(content)
-            file.flush()
-            if is_durable:
-                os.fsync(file.fileno())
-        if is_durable:
-            publish(aside, path)
-        else:
-            os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    with _written_aside(path, content, is_durable=is_durable) as aside:
+        os.replace(aside, path)
+    if is_durable:
+        sync_folder(path.parent)
 
 
 def new_file(path: Path, content: bytes) -> None:
@@ -353,11 +343,23 @@ def new_file(path: Path, content: bytes) -> None:
     Raises:
         FileExistsError: There is one.
     """
+    with _written_aside(path, content, is_durable=True) as aside:
+        os.link(aside, path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _written_aside(path: Path, content: bytes, *, is_durable: bool) -> Iterator[Path]:
+    """Write a temporary file in the folder of another one, and remove it at the end."""
+    # Not the id of the process: threads share it, and so do containers.
     aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        replace_file(aside, content)
-        os.link(aside, path)
-        sync_folder(path.parent)
+        with open(aside, "wb") as file:
+            file.write(content)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        yield aside
     finally:
         aside.unlink(missing_ok=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,34 @@ def test_a_sweep_over_too_few_families_says_why_it_is_not_split(client: httpx.Cl
 
     assert result["split"] is None
     assert "famil" in result["split_refused"]
+
+
+def test_clients_that_replace_one_rule_file_are_all_answered_and_one_has_the_last_word(
+    client: httpx.Client, folder: Path
+) -> None:
+    """The file is that of one of them, whole."""
+    texts = [f"stop if loss > {number}  {'#' * number * 100}" for number in range(1, 9)]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        answers = list(pool.map(lambda text: put(client, "shared", text, replace=True), texts * 3))
+
+    assert {answer.status_code for answer in answers} == {201}
+    assert load_policy(folder / "rules" / "shared.yaml").digest in {answer.json()["digest"] for answer in answers}
+
+
+def test_a_small_float_is_written_as_a_number(client: httpx.Client) -> None:
+    """YAML reads 1e-05 as a text."""
+    checked = client.post("/api/v1/rules/check", json={"text": FILE, "params": {"limit": 1e-05}}).json()
+
+    assert (checked["ok"], checked["params"]["limit"]) == (True, 1e-05)
+    assert "limit: 1.0e-05" in checked["rule_file"]
+
+
+@pytest.mark.parametrize("value", [10**400, 1e308, 5e-324])
+def test_a_param_of_any_size_is_checked_and_has_no_slider_beyond_all_sense(client: httpx.Client, value: float) -> None:
+    """An integer that no float holds, and numbers whose steps are none."""
+    text = "params: {most: 1, least: 1.0}\ncontrollers: [stop if loss > most or loss < least]"
+    name = "most" if isinstance(value, int) else "least"
+    checked = client.post("/api/v1/rules/check", json={"text": text, "params": {name: value}}).raise_for_status().json()
+
+    assert checked["ok"], checked["problems"]
+    assert list(checked["ranges"]) == ["least" if name == "most" else "most"]

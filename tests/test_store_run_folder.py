@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,23 @@ def test_a_folder_that_is_not_there_is_no_run(tmp_path: Path) -> None:
     """The error shows how to find the existing runs."""
     with pytest.raises(NotARun, match="no such run folder"):
         list_files(tmp_path / "missing")
+
+
+def test_threads_that_replace_one_file_leave_it_whole(tmp_path: Path) -> None:
+    """Each writes aside under a name of its own; no reader ever sees two contents mixed."""
+    path, seen = tmp_path / "run.json", set[bytes]()
+    contents = [bytes([number]) * (1 + 40_000 * number) for number in range(1, 9)]
+    replace_file(path, contents[0])
+    barrier = threading.Barrier(len(contents))
+
+    def replace(content: bytes) -> None:
+        barrier.wait()
+        for _ in range(20):
+            replace_file(path, content, is_durable=False)
+            seen.add(path.read_bytes())
+
+    with ThreadPoolExecutor(len(contents)) as pool:
+        list(pool.map(replace, contents))
+
+    assert seen <= set(contents)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

@@ -86,16 +86,23 @@ def check(trial: PolicyTrial) -> dict[str, object]:
     }
 
 
+#: Sizes of numbers that a slider shows.
+_LEAST: Final = 1e-100
+_GREATEST: Final = 1e100
+
+
 def is_number(value: Param) -> bool:
-    """Whether a param is a number that a slider can change."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a param is a number that a slider can change: not beyond what its ends and steps can be."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return value == 0 or _LEAST < abs(value) < _GREATEST
 
 
 def _range_of(value: Any, choices: Sequence[Any]) -> tuple[float, float, float]:
     """Return the ends and the step of a slider: of the values to try, or up to four times a value.
 
-    >>> _range_of(2, [2, 3, 5]), _range_of(2.0, ()), _range_of(50, ())
-    ((2, 5, 1), (0.5, 8.0, 0.1), (1, 200, 1))
+    >>> _range_of(2, [2, 3, 5]), _range_of(2.0, ()), _range_of(50, ()), _range_of(0.0, ())
+    ((2, 5, 1), (0.5, 8.0, 0.1), (1, 200, 1), (0.0, 4, 0.1))
     """
     tried = sorted(filter(is_number, choices))
     if len(tried) > 1:
@@ -104,7 +111,7 @@ def _range_of(value: Any, choices: Sequence[Any]) -> tuple[float, float, float]:
     if isinstance(value, int):
         return min(value, 1) if value >= 0 else 4 * value, max(4 * size, 4), max(1, round(size / 50))
     step = 10.0 ** (math.floor(math.log10(size)) - 1)
-    return (-4 * size if value < 0 else float(f"{size / 4:.2g}")), 4 * size, float(f"{step:.1g}")
+    return (-4 * size if value < 0 else float(f"{abs(value) / 4:.2g}")), 4 * size, float(f"{step:.1g}")
 
 
 def _rounded(number: float) -> float:

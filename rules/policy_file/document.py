@@ -214,7 +214,7 @@ class Document:
             begin, end = node.start_mark.index, node.end_mark.index
             written = text[begin:end].rstrip()
             if key.value in values and yaml.safe_load(written) != values[key.value]:
-                text = text[:begin] + json.dumps(values[key.value]) + text[begin + len(written) :]
+                text = text[:begin] + written_value(values[key.value]) + text[begin + len(written) :]
         return text
 
     def place(self, node: yaml.Node) -> Place:
@@ -291,6 +291,16 @@ class PlacedScalar(yaml.ScalarNode):
         begin, end = document.mark(indices[0]), document.mark(indices[-1])
         super().__init__(f"{_PREFIX}{tag}", value, begin, end)
         self.indices = indices
+
+
+def written_value(value: object) -> str:
+    """Return the value of a param as rule files have it. A float has a point: YAML reads 1e-05 as a text.
+
+    >>> written_value(1e-05), written_value(1.5e300), written_value(3), written_value(True), written_value("a: b")
+    ('1.0e-05', '1.5e+300', '3', 'true', '"a: b"')
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
 def children(node: yaml.Node) -> list[yaml.Node]:

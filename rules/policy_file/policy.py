@@ -6,7 +6,6 @@ the top of the file, write a row of ``DOCUMENT_KEYS`` and the function that read
 
 from __future__ import annotations
 
-import json
 import keyword
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -41,7 +40,7 @@ from .declarations import (
     StateDeclaration,
     digest_of,
 )
-from .document import Document, Place, read_text
+from .document import Document, Place, read_text, written_value
 from .fields import FieldReader, Fields, Key, NameForm, SeriesPlace, is_null
 from .full_text import check_renames, expanded, full_text, is_resolved, merged, names_left, of_own_file, renames_in
 from .metrics import METRIC_CLASSES, Metric
@@ -359,7 +358,7 @@ def text_with_params(text: str, params: Mapping[str, Param]) -> str:
         ((nodes[name], value) for name, value in changed.items()), key=lambda each: each[0].start_mark.index
     )
     for node, value in reversed(places):
-        text = text[: node.start_mark.index] + json.dumps(value, ensure_ascii=False) + text[node.end_mark.index :]
+        text = text[: node.start_mark.index] + written_value(value) + text[node.end_mark.index :]
     if dict(parse_policy(text).params) != {**before, **changed}:
         raise TelemetryError("the values of these params cannot be written into the text", got=", ".join(changed))
     return text
