@@ -129,6 +129,6 @@ def _mean(group: list[Mapping[str, Any]]) -> Mapping[str, Any]:
         given = [values[name] for values in group if name in values]
         try:
             means[name] = sum(given) / len(given)
-        except Exception:
+        except Exception:  # Values of any type: text, tensors of different shapes.
             means[name] = given[-1]
     return means

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..recorder.advice import Advice
 from ..recorder.arguments import completed
@@ -20,6 +20,8 @@ from ..recorder.recorder import Recorder
 from ..store.errors import TelemetryError
 from ..store.plan import Plan
 from .guard import Guard, State
+
+_Callback = TypeVar("_Callback")
 
 #: The trainings whose runs have not ended, by the model that they train.
 _OPEN: Final[weakref.WeakKeyDictionary[Any, Attempts]] = weakref.WeakKeyDictionary()
@@ -110,16 +112,19 @@ class Attempts:
             rec.close(status=status, reason=reason)
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """End the run with the block: as failed or interrupted if it raises."""
+    def training(self, callback: _Callback, leave: Callable[[], object]) -> Iterator[_Callback]:
+        """End the run with the block, as failed or interrupted if it raises, and leave what is trained as it was."""
         try:
-            yield
+            yield callback
         except BaseException as error:
             if (rec := self.live) is not None:
                 rec.fail(error)
             raise
         finally:
-            self.end()
+            try:
+                leave()
+            finally:
+                self.end()
 
     def save(self, name: str, write: Callable[[Path], object]) -> None:
         """Write a checkpoint that rules ordered, and delete older ones.

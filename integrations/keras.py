@@ -84,14 +84,9 @@ class SteptapeCallback(Callback):
         """The recorder of the current ``fit``, or of the latest; None before."""
         return self._attempts.recorder
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[SteptapeCallback]:
+    def training(self) -> contextlib.AbstractContextManager[SteptapeCallback]:
         """End the run with the block, as failed or interrupted if it raises: Keras says nothing of an exception."""
-        with self._attempts.training():
-            try:
-                yield self
-            finally:
-                self._leave()
+        return self._attempts.training(self, self._leave)
 
     @guarded
     def on_train_begin(self, logs: Any = None) -> None:

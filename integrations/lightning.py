@@ -303,7 +303,7 @@ class SteptapeCallback(Callback):
         """Return a property of the trainer; None if it cannot say it."""
         try:
             return getattr(trainer, name)
-        except Exception as error:
+        except Exception as error:  # It may be computed, by a strategy or data loaders of the user.
             self._guard.warn(f"the Trainer does not say its {name}: {error}")
             return None
 

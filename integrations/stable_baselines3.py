@@ -75,14 +75,9 @@ class SteptapeCallback(BaseCallback):
         """The recorder of the current ``learn``, or of the latest; None before."""
         return self._attempts.recorder
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[SteptapeCallback]:
+    def training(self) -> contextlib.AbstractContextManager[SteptapeCallback]:
         """End the run with the block, as failed or interrupted if it raises: a callback learns nothing of that."""
-        with self._attempts.training():
-            try:
-                yield self
-            finally:
-                self._leave()
+        return self._attempts.training(self, self._leave)
 
     @guarded
     def _on_training_start(self) -> None:

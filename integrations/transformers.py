@@ -193,14 +193,9 @@ class SteptapeCallback(TrainerCallback, ExportableState):
         self._is_added = False
         self._number(None)
 
-    @contextlib.contextmanager
-    def training(self) -> Iterator[Self]:
+    def training(self) -> contextlib.AbstractContextManager[Self]:
         """End the run with the block: as failed if it raises."""
-        try:
-            with self._attempts.training():
-                yield self
-        finally:
-            self.close()
+        return self._attempts.training(self, self.close)
 
     def close(self) -> None:
         """End the run. Idempotent."""
@@ -449,7 +444,7 @@ class SteptapeCallback(TrainerCallback, ExportableState):
             return not self._refuses_evaluations
         try:
             self._trainer.get_eval_dataloader()
-        except Exception as error:
+        except Exception as error:  # Trainers that derive from it refuse in ways of their own.
             self._refuses_evaluations = True
             self._record("annotate", f"the Trainer refuses to evaluate: {error}", refused="evaluate")
         return not self._refuses_evaluations

@@ -50,7 +50,7 @@ def test_a_training_that_begins_ends_the_one_of_the_same_model_that_did_not_end(
 def test_a_training_that_fails_within_its_block_has_failed_though_the_block_catches_it(tmp_path: Path) -> None:
     """As one whose exception passes the end of the block."""
     own = attempts(tmp_path)
-    with own.training(), contextlib.suppress(RuntimeError):
+    with own.training(None, own.end), contextlib.suppress(RuntimeError):
         own.begin(Model(), None, {}, {})
         raise RuntimeError("lost")
 
