@@ -58,7 +58,7 @@ GROUPS: Final = {
         "samples": "Print the samples that drove a loss spike, or those that stay hard.",
         "query": "Run read-only SQL over a store, or over one run.",
         "serve": "Serve the web pages and the HTTP API of a store.",
-        "alert": "Send a message when a run dies, stalls or ends, or when its rules act.",
+        "alert": "Send a message when a run dies, stalls, runs again or ends, or when its rules act.",
         "docs": "Print where the documents are.",
     },
     "Keep and move": {

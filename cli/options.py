@@ -644,7 +644,7 @@ class QueryArguments(NamedTuple):
 
 
 class AlertArguments(NamedTuple):
-    """Send a message when a run dies, stalls or ends, or when its rules act.
+    """Send a message when a run dies, stalls, runs again or ends, or when its rules act.
 
     Watches a store, also one to which runs are pushed, until Ctrl-C ends it. Begins with what happens from its first
     start on; what it told is kept in the store. Messages go to apprise's addresses, of Slack, Discord, Telegram, mail,

@@ -129,6 +129,50 @@ def test_a_run_that_stalls_is_told_once_for_each_silence(
     assert channel.titles == ["run-1: stalled", "run-1: stalled"]
 
 
+def test_a_run_that_was_told_as_stalled_is_told_once_when_it_runs_again(
+    store_path: Path, silent: Callable[..., Path], channel: Hook
+) -> None:
+    """With the length of the silence, also where several events followed it."""
+    begun(store_path, channel)
+    look(silent(1000), channel)
+    for age_s in (280, 0):
+        store = silent(age_s, Event("step_end", step=2))
+    for _ in range(2):
+        look(store, channel)
+
+    assert channel.titles == ["run-1: stalled", "run-1: running again"]
+    assert channel.texts[1].startswith("Silent for 12 min before step 2.\nRunning at step 2")
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_question_for_stalled_runs_tells_when_those_that_were_told_run_again(
+    told: bool, store_path: Path, silent: Callable[..., Path], channel: Hook
+) -> None:
+    """A run of which nobody was told is not news."""
+    begun(store_path, channel)
+    where = ("--where", "status:stalled" if told else "name:other")
+    look(silent(1000), channel, *where)
+    look(silent(0), channel, *where)
+
+    assert channel.titles == (["run-1: stalled", "run-1: running again"] if told else [])
+
+
+def test_a_dead_run_that_is_resumed_is_told_once(tmp_path: Path, channel: Hook) -> None:
+    """Its end is told as ever."""
+    store = begun(tmp_path, channel)
+    first = Recorder(store, name="digits", quiet=True)
+    first.step(loss=1.0)
+    first.fail(ValueError("bad"))
+    look(store, channel)
+    with Recorder(store, resume=(first.run_id, 1), quiet=True) as rec:
+        look(store, channel)
+        rec.step(loss=0.9)
+        look(store, channel)
+    look(store, channel)
+
+    assert channel.titles == ["digits: failed", "digits: running again", "digits: completed"]
+
+
 def test_a_stall_is_told_with_the_place_that_the_watch_of_the_loop_recorded(
     store_path: Path, silent: Callable[..., Path], channel: Hook
 ) -> None:
@@ -264,8 +308,8 @@ def test_what_cannot_be_watched_is_refused(
     ("content", "message"),
     [
         (b"{", "not the file of what was told, or a damaged one"),
-        (b'{"format": 1, "since_us": 0, "runs": {"a": {"b": 1}}}', "not the file of what was told, or a damaged one"),
-        (b'{"format": 2}', "the format of what was told"),
+        (b'{"format": 2, "since_us": 0, "runs": {"a": {"b": 1}}}', "not the file of what was told, or a damaged one"),
+        (b'{"format": 3}', "the format of what was told"),
     ],
 )
 def test_a_file_of_another_version_or_a_damaged_one_is_refused(

@@ -1,4 +1,4 @@
-"""``steptape alert``: watches a store and sends a message when a run dies, stalls or ends, or when its rules act.
+"""``steptape alert``: sends a message when a run of a store dies, stalls, runs again or ends, or when its rules act.
 
 Takes the entries of a scan and what was told before; sends notices, and keeps what was told in the store. It is kept
 after each notice: a killed process repeats one at most, and none is lost.
@@ -19,13 +19,16 @@ from typing import Final, NamedTuple
 
 import typer
 
+from ...store.amounts import duration
 from ...store.errors import QuestionRefused, StoreAway, TelemetryError, counted, require_version
+from ...store.events import STALLED
 from ...store.notices import NOTIFY_VARIABLE, URL_VARIABLE, Channels, Notice, addresses_in, run_notice
 from ...store.own_process import pause_after
 from ...store.questions import parse, selected
 from ...store.reading.catalog import Look
 from ...store.reading.headline import headline_of
 from ...store.reading.summary import Entry
+from ...store.run import unread_run
 from ...store.run_folder import replace_file
 from ...store.run_info import LIVE_STATUSES
 from ...store.store import Store
@@ -37,7 +40,7 @@ from ..streams import FINDINGS, INTERRUPTED, complain
 
 #: The file of what was told, and the number of its format. Any other number is refused.
 ALERTS_JSON: Final = "alerts.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 #: Least seconds between two looks.
 _PAUSE_S: Final = 5.0
@@ -51,7 +54,14 @@ _MOST_APART: Final = 5
 #: Most runs that such a message names.
 _MOST_NAMED: Final = 20
 
+#: Statuses after which somebody waits for the run to go on.
+_LOST: Final = ("crashed", "failed", "interrupted", "stalled")
+
+#: What is told once it does.
+_AGAIN: Final = "running again"
+
 _US_PER_S: Final = 1_000_000
+_NS_PER_US: Final = 1_000
 _ACT: Final = "act"
 
 
@@ -65,6 +75,7 @@ class _Told:
         stalled_us: Time of its newest event if it is stalled; 0 otherwise.
         rules: The last step at which each rule acted.
         rules_us: When rules were told last; 0 for never.
+        lost_us: Time of its newest event when it was told as dead or stalled; 0 if it was not, or is running again.
     """
 
     status: str = "running"
@@ -72,6 +83,7 @@ class _Told:
     stalled_us: int = 0
     rules: dict[str, int] = field(default_factory=dict)
     rules_us: int = 0
+    lost_us: int = 0
 
     @property
     def state(self) -> tuple[str, int, int]:
@@ -80,11 +92,15 @@ class _Told:
 
 
 class _News(NamedTuple):
-    """An alert to send: the run, what happened to it, and what to remember once the alert is sent."""
+    """An alert to send: the run, what happened to it, and what to remember once the alert is sent.
+
+    For a run that runs again, also the time of its last event before.
+    """
 
     entry: Entry
     what: str
     told: _Told
+    lost_us: int = 0
 
 
 @dataclass
@@ -135,9 +151,13 @@ class _Memory:
         if before is None and row.status not in LIVE_STATUSES and _us(row.last_event) < self.since_us:
             return None
         before = before or _Told()
-        stalled_us = _us(row.last_event) if row.status == "stalled" else 0
-        told = _Told(row.status, row.attempts, stalled_us, dict(before.rules), before.rules_us)
+        last_us = _us(row.last_event)
+        stalled_us = last_us if row.status == "stalled" else 0
+        told = _Told(row.status, row.attempts, stalled_us, dict(before.rules), before.rules_us, before.lost_us)
         is_live = row.status in LIVE_STATUSES
+        if row.status == "running" and 0 < before.lost_us < last_us:  # Asked for or not.
+            told.lost_us = 0
+            return _News(entry, _AGAIN, told, before.lost_us)
         if not is_asked:
             return _News(entry, "", told) if told != before and is_live else None
         has_state = told.state != before.state and row.status != "running"
@@ -145,6 +165,8 @@ class _Memory:
             return None  # It has ended, and nothing acts in it any more.
         acted = _acted(entry)
         new = sorted(rule for rule, step in acted.items() if before.rules.get(rule) != step)
+        if has_state:
+            told.lost_us = last_us if row.status in _LOST else 0
         if new and (has_state or now_us - before.rules_us >= _RULES_EVERY_S * _US_PER_S):
             told.rules, told.rules_us = acted, now_us
         elif not has_state:
@@ -252,9 +274,9 @@ class _Watch:
 
     def _notice(self, group: Sequence[_News]) -> Notice:
         if len(group) == 1:
-            ((entry, what, _),) = group
+            ((entry, what, _, lost_us),) = group
             row = entry.summary
-            return run_notice(row.name, what, [_headline(entry)], row.run_id, self._page)
+            return run_notice(row.name, what, [_silence(entry, lost_us), _headline(entry)], row.run_id, self._page)
         counts: dict[str, int] = {}
         for each in group:
             counts[each.what] = counts.get(each.what, 0) + 1
@@ -278,8 +300,21 @@ def _headline(entry: Entry) -> str:
         return ""
 
 
+def _silence(entry: Entry, lost_us: int) -> str:
+    """Say how long a run was silent after a moment; empty without one."""
+    if not lost_us:
+        return ""
+    later = f"kind <> '{STALLED}' AND time_ns >= {(lost_us + 1) * _NS_PER_US}"
+    try:
+        (first,) = unread_run(entry.folder).rows(f"SELECT step, time_ns FROM events WHERE {later} ORDER BY 2 LIMIT 1")
+    except (TelemetryError, OSError, ValueError):  # It was deleted or changed meanwhile.
+        return ""
+    silent_s = (first["time_ns"] / _NS_PER_US - lost_us) / _US_PER_S
+    return f"Silent for {duration(silent_s)} before step {first['step']}."
+
+
 def alert(asked: AlertArguments) -> None:
-    """Send a message when a run dies, stalls or ends, or when its rules act."""
+    """Send a message when a run dies, stalls, runs again or ends, or when its rules act."""
     channels = _channels(asked.notify)
     if asked.test:
         failures = channels.send(Notice("steptape: test", "Messages about runs arrive here."))
