@@ -65,8 +65,8 @@ _HTTP_HEAD: Final = """# HTTP API
 
 - Errors are problem details (RFC 9457) with a stable `code`.
 - With tokens, each request needs `Authorization: Bearer TOKEN`.
-- `{id}` is the run's id, or its name if no other run has it. Write a slash in it as `%2F`. Under `/jobs` it is the
-  job's id.
+- `{id}` is the run's id, or its name: the newest run's where several have it, `NAME@N` for the N-th oldest. Write a
+  slash in it as `%2F`. Under `/jobs` it is the job's id.
 - Lists take `format=`: FORMATS. Without it the `Accept` header decides.
 - Lists that have `limit` come in pages; the `next` of a page is the `cursor` of the following one.
 - `kind` is a [kind of event](../reference/COLUMNS.md#kinds-of-events).

@@ -206,7 +206,7 @@ class CheckRequest(RulesRequest):
     """A rule file to check."""
 
     runs: list[str] = Field(default_factory=list, max_length=100)
-    """Also check the rules against these runs: ids, or names that only one run has."""
+    """Also check the rules against these runs: ids, or names: the newest run of several with it."""
 
 
 class RuleProblem(Model):
@@ -260,7 +260,7 @@ class FiringsRequest(RulesRequest):
     """A rule file, and runs in which it may fire."""
 
     runs: list[str] = Field(min_length=1, max_length=MOST_AT_ONCE)
-    """Ids of runs, or names that only one run has."""
+    """Ids of runs, or names: the newest run of several with it."""
 
 
 class RunFiringSteps(Model):
@@ -292,7 +292,7 @@ class ProposalRequest(RequestModel):
     """A place of a curve for which a rule is wanted."""
 
     run: str = Field(max_length=1000)
-    """Id of the run, or a name that only one run has."""
+    """Id of the run, or its name: the newest run of several with it."""
     metric: str = Field(max_length=1000)
     first_step: Int64
     last_step: Int64

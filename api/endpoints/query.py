@@ -34,7 +34,7 @@ class SqlRequest(RequestModel):
     `evals`, `saves`, `samples`, `vectors`, `decisions`, `metric_values`, `windows`; table macros: `series(metric)`,
     `rolling(n)`, `spiking_samples(step)`."""
     run: str | None = Field(default=None, max_length=1000)
-    """Query only this run: its id, or its name if no other run has it."""
+    """Query only this run: its id, or its name. Of several with that name, the newest."""
 
 
 class SqlQuery(FormedQuery):

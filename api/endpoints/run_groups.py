@@ -70,8 +70,8 @@ class ChosenRuns(RequestModel):
     """Selects runs, their groups, and the baseline of differences."""
 
     run: list[str] = Field(default=[], max_length=_MOST_RUNS)
-    """Id of a run, or its name if no other run has it; repeatable. A run without the metric, or without the quantity on
-    the axis, has an empty item."""
+    """Id of a run, or its name: the newest run of several with it; repeatable. A run without the metric, or without the
+    quantity on the axis, has an empty item."""
     where: str = Field(default="", max_length=LONGEST)
     """A question that finds the runs, such as `lr<0.01 status:completed`, in place of `run`."""
     group: list[Annotated[str, Field(min_length=1, max_length=1000)]] = Field(default=[], max_length=8)

@@ -28,7 +28,7 @@ class JobRequest(RequestModel):
     model_config = ConfigDict(allow_inf_nan=False)
 
     runs: _Keys | None = None
-    """Ids of runs, or names that only one run has; by default every run of the store."""
+    """Ids of runs, or names: the newest run of several with it; by default every run of the store."""
 
 
 class JudgingJobRequest(JobRequest):

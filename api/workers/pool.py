@@ -191,7 +191,7 @@ class QueryWorkers:
 
         Args:
             statement: SQL.
-            run: A run's id, or its name if no other run has it; None for the store.
+            run: A run's id, or its name, the newest run's of several; None for the store.
             rows: Most rows to return; by default the limit on rows.
 
         Raises:

@@ -15,7 +15,7 @@ class SqlQuestion(NamedTuple):
         store: The store's folder.
         limits: The fields of ``QueryLimits``.
         statement: SQL; None to read the store only.
-        run: A run's id, or its name if no other run has it; None for the store.
+        run: A run's id, or its name, the newest run's of several; None for the store.
     """
 
     store: str
