@@ -109,6 +109,8 @@ class Channels:
                 self.problems.append(f"{what}. Write it as apprise does, such as slack://TOKEN/TOKEN/TOKEN")
                 continue
             service.request_rate_per_sec = min(service.request_rate_per_sec, _MOST_BETWEEN_S)
+            # Followed, a POST becomes a GET: the page that it reaches would count as the service that took the message.
+            service.redirects = "redirect=" in address and service.redirects
             self._services.append((name, address, service))
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ class Hook:
 
 @contextmanager
 def hook(status: int = 200) -> Iterator[Hook]:
-    """Serve a web hook, which answers each notice with this status."""
+    """Serve a web hook, which answers each notice with this status; one of 3xx leads to a page."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -40,6 +40,12 @@ def hook(status: int = 200) -> Iterator[Hook]:
             taken.titles.append(sent["title"])
             taken.texts.append(sent["message"])
             self.send_response(taken.status)
+            self.send_header("Content-Length", "0")
+            self.send_header("Location", "/a-page")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.send_response(200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

@@ -252,7 +252,7 @@ def test_one_of_two_channels_is_enough(tmp_path: Path, channel: Hook) -> None:
     assert channel.titles == ["digits: completed"]
 
 
-@pytest.mark.parametrize(("status", "expected"), [(200, 0), (500, 1)])
+@pytest.mark.parametrize(("status", "expected"), [(200, 0), (301, 1), (302, 1), (500, 1)])
 def test_a_test_message_says_by_its_exit_status_whether_it_arrived(
     channel: Hook, tmp_path: Path, status: int, expected: int
 ) -> None:
