@@ -389,7 +389,7 @@ def test_a_run_that_is_pushed_to_the_store_is_told(tmp_path: Path, channel: Hook
 
 def test_a_storm_of_kills_loses_no_message_and_each_doubles_one_at_most(tmp_path: Path, channel: Hook) -> None:
     """Whatever a killed watch was doing."""
-    store, names = begun(tmp_path, channel), [f"run {number}" for number in range(8)]
+    store, names = begun(tmp_path, channel), [f"run {number}" for number in range(5)]  # More news are one message.
     chance, kept = random.Random(7), tmp_path / "alerts.json"
     for name in names:
         with Recorder(store, name=name, quiet=True) as rec:
