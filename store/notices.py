@@ -10,8 +10,10 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +32,9 @@ _SHORTEST_SECRET: Final = 6
 
 #: Most seconds between two messages to one service. Apprise's own 5.5 s for mail outlast the end of a run.
 _MOST_BETWEEN_S: Final = 1.0
+
+#: A service that took so long to fail is left alone for this many times as long: mail to a dead host waits for 15 s.
+_REST_TIMES: Final = 4
 
 _INSTALL: Final = "Run pip install 'steptape[notify]'"
 
@@ -79,6 +84,25 @@ def run_notice(name: str, what: str, lines: Sequence[str], run_id: str, page: st
     return Notice(title, "\n".join(filter(None, (*(redacted_text(line) for line in lines), link))))
 
 
+@dataclass
+class _Service:
+    """The service of one address.
+
+    Attributes:
+        name: Its place and its scheme.
+        address: The address.
+        plugin: What apprise made of it.
+        rests_until_s: When it is tried again after a failure, by the monotonic clock.
+        failure: The line of its last failure.
+    """
+
+    name: str
+    address: str
+    plugin: Any
+    rests_until_s: float = 0.0
+    failure: str = ""
+
+
 class Channels:
     """The services of some addresses.
 
@@ -93,7 +117,7 @@ class Channels:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.problems: list[str] = []
-        self._services: list[tuple[str, str, Any]] = []
+        self._services: list[_Service] = []
         if find_spec("apprise") is None:
             self.problems.append(f"the package apprise is not installed. {_INSTALL}")
             return
@@ -111,30 +135,39 @@ class Channels:
             service.request_rate_per_sec = min(service.request_rate_per_sec, _MOST_BETWEEN_S)
             # Followed, a POST becomes a GET: the page that it reaches would count as the service that took the message.
             service.redirects = "redirect=" in address and service.redirects
-            self._services.append((name, address, service))
+            self._services.append(_Service(name, address, service))
 
     def __len__(self) -> int:
         return len(self._services)
 
     def send(self, notice: Notice) -> list[str]:
-        """Send a notice to each service, one after the other; each takes a few seconds at most to refuse it.
+        """Send a notice to each service, one after the other. Some take up to 15 s to fail, and then rest for a while.
+
+        A service that rests counts as one that did not take the notice.
 
         Returns:
             A line for each service that did not take it. The notice reached somebody if it is shorter than ``len``.
         """
-        failures = []
-        for name, address, service in self._services:
-            with _apprise_said(address) as said:
-                try:
-                    # The service is called itself: what Apprise.notify runs in a pool holds up the program's exit.
-                    is_taken = service.notify(title=notice.title, body=notice.text, body_format="text")
-                except Exception as error:  # A plugin of apprise, which may be anybody's.
-                    is_taken = False
-                    said.append(_without_secrets(f"{type(error).__name__}: {error}", address))
-            if not is_taken:
-                why = f": {said[-1].rstrip('.')}" if said else ""
-                failures.append(f"{name} did not take a message{why}")
-        return failures
+        for service in self._services:
+            began_s = time.monotonic()
+            if began_s >= service.rests_until_s:
+                service.failure = _sent(service, notice)
+                ended_s = time.monotonic()
+                service.rests_until_s = ended_s + _REST_TIMES * (ended_s - began_s) if service.failure else 0.0
+        return [service.failure for service in self._services if service.failure]
+
+
+def _sent(service: _Service, notice: Notice) -> str:
+    """Send a notice to a service. Return the line of the failure; empty if it took the notice."""
+    with _apprise_said(service.address) as said:
+        try:
+            # The service is called itself: what Apprise.notify runs in a pool holds up the program's exit.
+            is_taken = service.plugin.notify(title=notice.title, body=notice.text, body_format="text")
+        except Exception as error:  # A plugin of apprise, which may be anybody's.
+            is_taken = False
+            said.append(_without_secrets(f"{type(error).__name__}: {error}", service.address))
+    why = f": {said[-1].rstrip('.')}" if said else ""
+    return "" if is_taken else f"{service.name} did not take a message{why}"
 
 
 @contextmanager
