@@ -16,6 +16,7 @@ from api_serving import PATIENT, RUN, ended, recorded, served
 from steptape import Recorder, open_store
 from steptape.api.middleware.gate import parse_tokens
 from steptape.rules.policy_file.policy import load_policy
+from steptape.store.parquet.sealing import seal
 
 SWEPT = "stop if loss > {2..4} for 2 steps"
 FILE = "# Kept\nparams: {limit: 3, name: x}  # Kept, too\ncontrollers: [stop if loss > limit]\n"
@@ -246,3 +247,17 @@ def test_a_param_of_any_size_is_checked_and_has_no_slider_beyond_all_sense(clien
 
     assert checked["ok"], checked["problems"]
     assert list(checked["ranges"]) == ["least" if name == "most" else "most"]
+
+
+def test_a_damaged_run_is_named_without_the_folders_of_the_server(client: httpx.Client, folder: Path) -> None:
+    """Its log is named from the store on. The other runs have their firings."""
+    with Recorder(folder / "runs", name="torn", quiet=True) as rec:
+        rec.step(loss=10.0)
+    seal(rec.folder)
+    for file in rec.folder.glob("events-*.parquet"):
+        file.write_bytes(file.read_bytes()[:50])
+    body = {"text": "stop if loss > 8", "runs": ["torn", "spiky"]}
+    torn, spiky = client.post("/api/v1/rules/firings", json=body).raise_for_status().json()["items"]
+
+    assert torn["error"].startswith(f"{rec.folder.name}/events-0-0-")
+    assert spiky["first_step"] == 60

@@ -27,7 +27,7 @@ from ...store.store import Store
 from ..access import OpenStore, RequestedRun, RunAccess, file_stamp, find_run, policies_known, policy_named
 from ..answers import IN_EVERY_FORM, model_answer, page_answer
 from ..models import FormedQuery, FreeObject, Int64, Model, Page, RequestModel
-from ..problems import InvalidRequest, NameTaken, NotSaved
+from ..problems import InvalidRequest, NameTaken, NotSaved, without_path
 from ..workers.pool import RuleWorkers
 from ..workers.worker_requests import FiringsTrial, PolicyTrial, ProposalTrial, ScenarioTrial
 
@@ -352,7 +352,8 @@ async def find_firings(request: Request, store: OpenStore, body: FiringsRequest)
     """
     runs = await run_in_threadpool(lambda: [_stamped(find_run(store, key)) for key in dict.fromkeys(body.runs)])
     found = await _workers(request).run_trial(FiringsTrial(body.text, body.params, runs))
-    return FiringsAnswer.model_validate({"items": found})
+    items = [{**each, "error": without_path(each["error"], store.path)} for each in found]
+    return FiringsAnswer.model_validate({"items": items})
 
 
 @router.post("/rules/proposals", summary="Write a rule for a place of a curve")
