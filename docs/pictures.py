@@ -1,7 +1,8 @@
-"""Takes the screenshots of the documents anew: ``make pictures``. Needs Chromium.
+"""Renews the screenshots of the documents: ``make pictures``. Needs Chromium.
 
-Trains twelve small models with different learning rates and seeds, backtests a policy over them, and photographs the
-report, a run's page and the terminal, each light and dark; and a comparison of transformers, one of which healed.
+Trains twelve small models with different learning rates and seeds, backtests a rule file over them, and takes pictures
+of the report, a run's page and the terminal. Trains transformers, one of them healed by a rule, and takes a picture of
+their comparison. Each picture is taken in light and in dark.
 """
 
 from __future__ import annotations
