@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -19,6 +17,7 @@ from typing import Any, Final, TypeAlias
 from ..store.columns import read_columns
 from ..store.errors import TelemetryError
 from ..store.metric_words import is_evaluation
+from ..store.run_folder import locked_folder
 from ..store.run_info import RunInfo, read_run_info
 from ..store.store import open_run
 from .discovery import Source
@@ -161,7 +160,7 @@ def import_sources(
     """
     try:
         store.mkdir(parents=True, exist_ok=True)
-        with _turn(store):
+        with locked_folder(store):
             known = imported_runs(store)
             done = _imported_here(store, sources, options, known)
             if mapped is not None:
@@ -214,17 +213,6 @@ class _SourceImport:
                 fix = "Keep logs and store on a disk that all machines share"
                 raise TelemetryError(what, where=str(where), got=socket.gethostname(), fix=fix)
         return tuple(import_source(self.store, source, self.options, self.known))
-
-
-@contextmanager
-def _turn(store: Path) -> Iterator[None]:
-    """Hold the store's import lock; it is released when the process ends."""
-    fd = os.open(store, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _import_run(

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-from ..store.errors import TelemetryError
+from ..store.errors import TelemetryError, in_unicode
 from ..store.event_json import encoded, encoded_attrs
 from ..store.events import Event, JsonObject, is_kind
 from ..store.journal.segment import EventColumns
@@ -515,7 +515,7 @@ def storable(text: _Text) -> _Text:
     'a?'
 
     """
-    return text.encode(errors="replace").decode() if isinstance(text, str) else text
+    return in_unicode(text) if isinstance(text, str) else text
 
 
 def storable_config(config: dict[str, object]) -> dict[str, object]:

@@ -270,6 +270,9 @@ UNFINISHED: Final = "no line end, so it may be unfinished (append a newline if t
 #: What follows the rows that were skipped, if there were others.
 REST_IMPORTED: Final = "Everything else was imported"
 
+#: What precedes a damaged record.
+BEGINNING_IMPORTED: Final = "The records before it were imported"
+
 
 class Omissions:
     """Counter of a source's skipped rows; keeps the first one."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..recorder.advice import KERAS
 from ..recorder.arguments import Arguments
 from ..recorder.recorder import Recorder
+from ..rules.effects import changes_rate
 from ..store.reading.tally import NUM_SAMPLES
 from .attempts import Attempts, state_file
 from .guard import State, guarded
@@ -189,7 +190,7 @@ class SteptapeCallback(Callback):
         self._watch(model)
         if batches and (updates is None or self._step != epoch * updates):
             rec.declare(total_steps=self._step + (epochs - epoch) * batches // group)
-        is_steered = any(each.startswith("lr.") for each in rec.operations)
+        is_steered = any(map(changes_rate, rec.operations))
         can_change = hasattr(getattr(optimizer, "learning_rate", None), "assign")
         self._rate = rec.learning_rate() if is_steered and can_change else None
         self._steer(rec)

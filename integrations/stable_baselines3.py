@@ -16,6 +16,7 @@ from typing import Any, Final
 from ..recorder.advice import STABLE_BASELINES
 from ..recorder.arguments import Arguments
 from ..recorder.recorder import Recorder
+from ..rules.effects import changes_rate
 from .attempts import Attempts
 from .guard import guarded
 
@@ -215,7 +216,7 @@ class SteptapeCallback(BaseCallback):
 
     def _steer_rate(self, model: Any, rec: Recorder) -> None:
         """Let rules change what the schedule of the learning rate gives. The model asks several times an update."""
-        if not any(each.startswith("lr.") for each in rec.operations):
+        if not any(map(changes_rate, rec.operations)):
             return
         schedule, rate = model.lr_schedule, rec.learning_rate()
         used: dict[int, float] = {}

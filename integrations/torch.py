@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from ..recorder.arguments import Arguments
-from ..rules.effects import orders_undo
+from ..rules.effects import SKIP, changes_rate, orders_undo
 from ..store.errors import TelemetryError
 
 if TYPE_CHECKING:
@@ -29,11 +29,6 @@ logger = logging.getLogger("steptape")
 
 #: The open watches, by each of their optimizers.
 _WATCHES: Final[weakref.WeakKeyDictionary[Any, StepWatch]] = weakref.WeakKeyDictionary()
-
-#: The operation that leaves out an update.
-SKIP: Final = "batch.skip"
-
-_LEARNING_RATE: Final = "lr."
 
 #: Optimizers whose ``step`` is not the update: it happens in the backward pass.
 _ELSEWHERE: Final = (
@@ -221,7 +216,7 @@ def steer_learning_rate(rec: Recorder, optimizer: Any, scheduler: Any) -> Callab
     Returns:
         A function that returns the rates of the newest update, one a parameter group; None if rules do not change them.
     """
-    if makes_updates(optimizer) and any(each.startswith(_LEARNING_RATE) for each in rec.operations):
+    if makes_updates(optimizer) and any(map(changes_rate, rec.operations)):
         rate = rec.learning_rate(optimizer, scheduler)
         return lambda: rate.used
     return None

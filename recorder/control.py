@@ -28,9 +28,6 @@ class Control:
 #: The flag that each order sets.
 FLAGS: Final[Mapping[str, str]] = {flag.removeprefix("should_"): flag for flag in Control.__slots__}
 
-#: The operation that loads a checkpoint. Its receipts count however a run is resumed later.
-ROLL_BACK: Final = "rollback.to"
-
 
 class Callbacks:
     """The functions that serve a loop's orders: its callbacks, and user-defined operations.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from ..rules.effects import ROLL_BACK
 from ..store.errors import NotARun, TelemetryError, require_version
 from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
@@ -20,7 +21,6 @@ from ..store.own_process import process_began_ns
 from ..store.plan import Plan
 from ..store.run_folder import RUN_ID, RUN_JSON, list_files, new_run_id
 from ..store.run_info import Attempt, RunInfo, read_run_info
-from .control import ROLL_BACK
 from .loop_values import as_epoch, as_text, as_whole
 from .position import Position
 from .process.pushing_process import PushSettings, fetch_run

@@ -119,6 +119,14 @@ class CallForm:
     is_before_update: bool = False
 
 
+#: The operations that leave out an update, load a checkpoint, and return to a restore point.
+SKIP: Final = "batch.skip"
+ROLL_BACK: Final = "rollback.to"
+UNDO: Final = "undo.to"
+
+#: How the names of the operations on the learning rate begin.
+LEARNING_RATE: Final = "lr."
+
 #: The operations that take arguments.
 CALLS: Final[Mapping[str, CallForm]] = {
     "lr.scale": CallForm(
@@ -132,8 +140,8 @@ CALLS: Final[Mapping[str, CallForm]] = {
     "lr.reduce": CallForm(Effect.STEER, {"factor": _FACTOR}),
     "lr.restore": CallForm(Effect.STEER, {}),
     "epochs.set": CallForm(Effect.STEER, {"n": _Parameter(int, least=1, is_required=True)}),
-    "batch.skip": CallForm(Effect.STEER, {"updates": _Parameter(int, least=1)}, is_before_update=True),
-    "rollback.to": CallForm(
+    SKIP: CallForm(Effect.STEER, {"updates": _Parameter(int, least=1)}, is_before_update=True),
+    ROLL_BACK: CallForm(
         Effect.STEER,
         {
             "save": _Parameter(str, words=("last",), is_required=True),
@@ -141,7 +149,7 @@ CALLS: Final[Mapping[str, CallForm]] = {
             "times": _Parameter(int, least=1, default=3),
         },
     ),
-    "undo.to": CallForm(
+    UNDO: CallForm(
         Effect.STEER,
         {"before": _Parameter(int, is_required=True), "times": _Parameter(int, least=1, default=3)},
     ),
@@ -233,9 +241,14 @@ def may_become(template: str, operation: str) -> bool:
     return operation == template or (is_call(template) and call_name(template) == call_name(operation))
 
 
+def changes_rate(operation: str) -> bool:
+    """Whether an operation changes the learning rate."""
+    return is_call(operation) and operation.startswith(LEARNING_RATE)
+
+
 def orders_undo(operations: Iterable[str]) -> bool:
     """Whether one of the operations returns to a restore point."""
-    return any(operation.startswith("undo.to(") for operation in operations)
+    return any(operation.startswith(f"{UNDO}(") for operation in operations)
 
 
 def rolls_back(operations: Iterable[str]) -> bool:
@@ -249,7 +262,7 @@ def in_order(operations: Iterable[str]) -> list[str]:
 
 
 def _is_rollback(operation: str) -> bool:
-    return operation.startswith("rollback.to(")
+    return operation.startswith(f"{ROLL_BACK}(")
 
 
 def parse_call(text: str, params: Mapping[str, object] | None = None) -> OperationCall:

@@ -19,10 +19,7 @@ from typing import Final
 from ..store.child_protocol import frames, write_frame
 from ..store.errors import RunChanging, TelemetryError
 from .push_protocol import PushRefused, TargetAway
-from .store_push import LOOK_EVERY_S, Backoff, push_of, target_of
-
-#: Environment variable with the token of the target.
-TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
+from .store_push import LOOK_EVERY_S, Backoff, environments_token, push_of, target_of
 
 #: Longest pause once the run has ended, because the program waits.
 _MOST_PAUSE_AT_END_S: Final = 1.0
@@ -71,7 +68,7 @@ def _push(folder: Path, address: str, rank: int | None, wait_s: float) -> str:
     """Push a run to its end; return why it was not pushed, or an empty text."""
     parent = _Parent()
     backoff = Backoff(say, float("inf"), sleep=parent.sleep)
-    with closing(target_of(address, os.environ.get(TOKEN_VARIABLE, "").strip())) as target:
+    with closing(target_of(address, environments_token())) as target:
         push = push_of(folder, target, rank)
         while parent.gone_s is None or time.monotonic() < parent.gone_s + wait_s:
             may_end, began_s = parent.has_ended_run.is_set(), time.monotonic()

@@ -7,7 +7,6 @@ has a writer there, and why the target could not be asked; empty if it was, whet
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -22,8 +21,8 @@ from ..store.parquet.sealing import complaints, durable_file
 from ..store.run_folder import sync_folder
 from ..store.run_info import read_run_info
 from .push_protocol import OutOfStep, RunState, Target, TargetAway
-from .push_service import TOKEN_VARIABLE, say
-from .store_push import Backoff, target_of
+from .push_service import say
+from .store_push import Backoff, environments_token, target_of
 from .targets import ObjectTarget
 
 #: Seconds between two looks at a run that still has a writer.
@@ -102,7 +101,7 @@ def main() -> None:
     store, run_id, address, wait_s = sys.argv[1:]
     why, is_live = "", False
     try:
-        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        token = environments_token()
         with closing(target_of(address, token, wait_s=float(wait_s))) as target:
             fetch_run(Path(store), run_id, target, float(wait_s))
     except StillLive:

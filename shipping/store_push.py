@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import time
@@ -235,6 +236,11 @@ def _stamp(folder: Path) -> list[tuple[str, int, int]]:
         return states_of_files(folder)
     except OSError:
         return []
+
+
+def environments_token() -> str:
+    """Return the token that the environment holds for a target; empty without one."""
+    return os.environ.get("STEPTAPE_TOKEN", "").strip()
 
 
 def target_of(address: str, token: str = "", *, wait_s: float = math.inf) -> Target | ObjectTarget:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .errors import DamagedLog, InvalidEvent, NotWritten
+from .errors import DamagedLog, InvalidEvent, NotWritten, in_unicode
 from .event_json import encoded_attrs
 from .run_folder import ANNOTATIONS, read_file
 from .run_info import RunInfo
@@ -230,17 +230,12 @@ def _check_words(note: Annotation, where: Path) -> None:
         for word in words:
             if not word.strip():
                 raise InvalidEvent(f"a {what} must not be empty", where=str(where), got=word)
-            if word != _unicode(word):
+            if word != in_unicode(word):
                 raise InvalidEvent(f"a {what} must be valid Unicode", where=str(where), got=word)
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    return tuple(_unicode(word) for word in value if isinstance(word, str) and word.strip())
-
-
-def _unicode(text: str) -> str:
-    """Return the text with a question mark for each half of a surrogate pair, which Parquet cannot hold."""
-    return text.encode(errors="replace").decode()
+    return tuple(in_unicode(word) for word in value if isinstance(word, str) and word.strip())
 
 
 def labelled_steps(attrs: Mapping[str, Any], step: int) -> tuple[int, int]:

@@ -169,7 +169,12 @@ def shortened(text: str, limit: int = 120) -> str:
 def on_one_line(value: object, limit: int = 120) -> str:
     """Return text on one line that can be encoded, its middle elided when it is longer than ``limit`` characters."""
     text = " ".join(str(value).split())
-    return shortened(text.encode(errors="replace").decode(), limit)
+    return shortened(in_unicode(text), limit)
+
+
+def in_unicode(text: str) -> str:
+    """Return the text with a question mark for each half of a surrogate pair, which no encoding can hold."""
+    return text.encode(errors="replace").decode()
 
 
 def counted(count: float, noun: str, number_format: str = "") -> str:

@@ -19,16 +19,17 @@ from .events import BEFORE_STREAM, INIT_END, KINDS, MOST_VALUES, PLAN, Event, Js
 
 _KINDS: Final = KINDS | {INIT_END}
 _TO_TEXT: Final = {math.inf: "Infinity", -math.inf: "-Infinity"}
-_FROM_TEXT: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+#: The numbers that JSON lacks, by their names in it.
+NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _WRITTEN_AS_THEY_ARE: Final = (str, int, bool, type(None))
 
 _INTEGERS: Final = ("step", "seq", "attempt", "rank", "micro_step", "time_ns", "elapsed_ns", "value_lag")
 _INT32: Final = ("attempt", "rank", "micro_step", "value_lag")
 #: What a page of the HTTP interface adds: a mark on each event, and an object as its last line.
-_ROLLED_BACK: Final = "rolled_back"
+ROLLED_BACK: Final = "rolled_back"
 _TRAILER: Final = "trailer"
-_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", _ROLLED_BACK, *_INTEGERS))
+_KEYS: Final = frozenset(("event", "epoch", "metrics", "attrs", "vectors", "run_id", ROLLED_BACK, *_INTEGERS))
 
 
 def encoded_float(value: float) -> float | str:
@@ -149,7 +150,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> Iterator[Event]:
             following = _mapping(document, _TRAILER, where).get("next")
             continue
         kind = document["event"]
-        if kind == INIT_END or document.get(_ROLLED_BACK):
+        if kind == INIT_END or document.get(ROLLED_BACK):
             continue
         begins = kind == PLAN and not index
         defaults = {"step": step + 1 if kind == "step_end" else step, "seq": BEFORE_STREAM if begins else index}
@@ -225,8 +226,8 @@ def _vector(name: str, values: Any, where: str) -> array[float]:
 
 
 def _number(value: Any, what: str, where: str) -> float:
-    if isinstance(value, str) and value in _FROM_TEXT:
-        return _FROM_TEXT[value]
+    if isinstance(value, str) and value in NOT_FINITE:
+        return NOT_FINITE[value]
     if isinstance(value, (int, float)):
         try:
             return float(value)

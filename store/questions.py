@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import QuestionRefused
+from .errors import QuestionRefused, in_unicode
 from .reading.catalog import Look
 from .reading.summary import Entry
 from .run_fields import PLAIN_NAME, PREFIX, RUN_FIELDS, Field, FieldType, bound_field, number_of, quoted, texts_of
@@ -392,14 +392,9 @@ def _matching(pattern: str, texts: Sequence[str]) -> set[str]:
     Raises:
         ValueError: It is no pattern of RE2's.
     """
-    held = pa.array(map(_in_unicode, texts), pa.string())
-    found = pc.match_substring_regex(held, _in_unicode(pattern), ignore_case=True)
+    held = pa.array(map(in_unicode, texts), pa.string())
+    found = pc.match_substring_regex(held, in_unicode(pattern), ignore_case=True)
     return {text for text, does_match in zip(texts, found.to_pylist(), strict=True) if does_match}
-
-
-def _in_unicode(text: str) -> str:
-    """Replace halves of surrogate pairs, which a ``run.json`` written by hand may hold."""
-    return text.encode(errors="replace").decode()
 
 
 def _text_test(term: Clause) -> _Test:

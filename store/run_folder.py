@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -368,6 +369,17 @@ def publish(aside: Path, path: Path) -> None:
     """Rename a finished file to its final name, and make the rename durable."""
     os.replace(aside, path)
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, for which others wait; it is released when the process ends."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def sync_folder(folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 from fastapi import APIRouter, Request, Response
 
 from ...rules.policy_file.declarations import SEMANTICS_VERSION
-from ...store.errors import StoreNotFound
+from ...store.errors import StoreNotFound, in_unicode
 from ...store.reading.summary import Entry
 from ...store.run_info import FORMAT
 from ..access import OpenStore
@@ -170,7 +170,7 @@ def _labels(**labels: str) -> str:
     >>> print(_labels(name='a "b"'))
     name="a \"b\""
     """
-    escaped = {key: text.translate(_ESCAPES).encode(errors="replace").decode() for key, text in labels.items()}
+    escaped = {key: in_unicode(text.translate(_ESCAPES)) for key, text in labels.items()}
     return ",".join(f'{key}="{text}"' for key, text in escaped.items())
 
 

@@ -16,7 +16,7 @@ from ...importers.discovery import AUTO, reader_of
 from ...importers.importing import Outcome, State
 from ...importers.source import Reader, ReadOptions
 from ...replay.runs.objective import guessed_objective
-from ...store.errors import counted
+from ...store.errors import counted, in_unicode
 from ...store.events import JsonObject
 from ...store.user_cache import require_writable
 from ..import_notes import doubts
@@ -108,7 +108,7 @@ def _document(outcome: Outcome) -> JsonObject:
         "run_id": outcome.run_id or None,
         "name": outcome.name or None,
         "kind": outcome.kind or None,
-        "path": str(outcome.path).encode(errors="replace").decode(),
+        "path": in_unicode(str(outcome.path)),
         "state": str(outcome.state),
         "events": outcome.events,
         "steps": outcome.steps,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,15 +12,12 @@ import typer
 
 from ...api.logs import LogFormat, LogLevel, write_log
 from ...shipping.push_protocol import TargetAway
-from ...shipping.store_push import Backoff, RunPushed, push_on, push_once, target_of
+from ...shipping.store_push import Backoff, RunPushed, environments_token, push_on, push_once, target_of
 from ...store.errors import StoreNotFound, TelemetryError, counted
 from ..lookup import store_named
 from ..options import PushArguments
 from ..output import print_json, say
 from ..streams import FINDINGS, INTERRUPTED, complain
-
-#: Environment variable with the token of the target.
-TOKEN_VARIABLE: Final = "STEPTAPE_TOKEN"
 
 _LOGGER: Final = logging.getLogger("steptape.push")
 
@@ -89,7 +85,7 @@ def _token(path: Path | None) -> str:
         TelemetryError: The file cannot be read, or others can read it.
     """
     if path is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip()
+        return environments_token()
     try:
         if path.stat().st_mode & 0o077:
             raise TelemetryError("other users can read the token", where=str(path), fix=f"Run chmod 600 {path}")

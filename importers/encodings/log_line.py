@@ -18,7 +18,7 @@ from .numbers import NS, nanoseconds, number
 _LONGEST: Final = 20_000
 
 #: Colours and cursor movements of terminals.
-_ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 
 #: Names of counters. A rank orders them: a line's steps are those of its counter with the lowest rank.
 _RANKS: Final = {
@@ -262,7 +262,7 @@ def parsed_line(text: str) -> LogLine | None:
     """
     if len(text) > _LONGEST or not _DIGIT.search(text):
         return None
-    text = _ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
+    text = ESCAPES.sub("", text.rstrip("\b\r\n").rpartition("\b")[2])
     text, indent, time_ns = without_head(text)
     if _ASIDE_LINE.match(text):
         return None

@@ -12,12 +12,11 @@ from typing import Final
 
 from ..table_columns import layout_of
 from .line_head import HeadedLine, without_head
-from .log_line import BATCH_RANK, EPOCH_RANK, GLOBAL_RANK, Counter, LogLine
+from .log_line import BATCH_RANK, EPOCH_RANK, ESCAPES, GLOBAL_RANK, Counter, LogLine
 from .numbers import nanoseconds, number
 
 _RULE: Final = re.compile(r"(?:.{0,200}\s)?-{2,}(?:\s{1,3}-{2,})+\s*")
 _DASHES: Final = re.compile(r"-+")
-_ESCAPES: Final = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
 _LONGEST: Final = 2_000
 
 #: Names of counters, case-folded. spaCy calls its epochs ``E`` and its steps ``#``.
@@ -64,7 +63,7 @@ class PrintedTable:
             return None
         if "-----" in text and _FRAME.fullmatch((line := _plain(text)).text):
             return self._boxed(line)
-        if self._box is not None and self._is_in_box(_ESCAPES.sub("", text)):
+        if self._box is not None and self._is_in_box(ESCAPES.sub("", text)):
             return None
         if _BEGIN.search(text) and (columns := _columns_of(_plain(text).text)):
             self._columns, self._has_rule = columns, False
@@ -150,4 +149,4 @@ def _called(name: str, names: Sequence[str]) -> str:
 
 def _plain(text: str) -> HeadedLine:
     """Return a line without colours and without a head."""
-    return without_head(_ESCAPES.sub("", text.rstrip("\r\n")))
+    return without_head(ESCAPES.sub("", text.rstrip("\r\n")))

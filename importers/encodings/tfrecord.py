@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ..source import UnreadableSource
+from ..source import BEGINNING_IMPORTED, UnreadableSource
 
 _HEAD: Final = struct.Struct("<QI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -78,17 +78,14 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
                 if len(body) < length + _CHECKSUM.size:
                     if is_growing:
                         return
-                    raise UnreadableSource("the file ends inside a record", where=where, fix=_KEPT)
+                    raise UnreadableSource("the file ends inside a record", where=where, fix=BEGINNING_IMPORTED)
                 data = body[:length]
                 if _CHECKSUM.unpack_from(body, length)[0] != masked(crc32c(data)):
-                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=_KEPT)
+                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=BEGINNING_IMPORTED)
                 yield data
                 position += _HEAD.size + length + _CHECKSUM.size
     except OSError as error:
         raise UnreadableSource(f"cannot be read ({error.strerror or error})", where=str(path)) from None
-
-
-_KEPT: Final = "The records before it were imported"
 
 
 def _length(head: bytes, where: str) -> int:
@@ -96,8 +93,10 @@ def _length(head: bytes, where: str) -> int:
     length, checksum = _HEAD.unpack(head)
     if checksum != masked(crc32c(head[:8])):
         raise UnreadableSource(
-            "not a TFRecord file: the checksum of a record's length is wrong", where=where, fix=_KEPT
+            "not a TFRecord file: the checksum of a record's length is wrong", where=where, fix=BEGINNING_IMPORTED
         )
     if length > LONGEST_RECORD:
-        raise UnreadableSource(f"a record of more than {LONGEST_RECORD} bytes", where=where, got=length, fix=_KEPT)
+        raise UnreadableSource(
+            f"a record of more than {LONGEST_RECORD} bytes", where=where, got=length, fix=BEGINNING_IMPORTED
+        )
     return length

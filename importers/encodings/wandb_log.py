@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ..source import UnreadableSource
+from ..source import BEGINNING_IMPORTED, UnreadableSource
 
 #: The first seven bytes of the file; they count as part of the first block.
 HEADER: Final = b":W&B\xe1\xbe\x00"
@@ -18,8 +18,6 @@ BLOCK_BYTES: Final = 32 * 1024
 #: Checksum, length and type of one fragment of a record. Fewer remaining bytes at the end of a block are padding.
 _HEAD: Final = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-
-_KEPT: Final = "The records before it were imported"
 
 
 def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
@@ -38,14 +36,14 @@ def records(path: Path, *, is_growing: bool = False) -> Iterator[bytes]:
         is_begin = sort in (_FULL, _FIRST)
         if is_begin == bool(parts) or sort > _LAST:
             raise UnreadableSource(
-                "fragments of records are out of order", where=f"{path} @ byte {position}", fix=_KEPT
+                "fragments of records are out of order", where=f"{path} @ byte {position}", fix=BEGINNING_IMPORTED
             )
         parts.append(data)
         if sort in (_FULL, _LAST):
             yield b"".join(parts)
             parts = []
     if parts and not is_growing:
-        raise UnreadableSource("the file ends inside a record", where=str(path), fix=_KEPT)
+        raise UnreadableSource("the file ends inside a record", where=str(path), fix=BEGINNING_IMPORTED)
 
 
 def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
@@ -68,9 +66,9 @@ def _pieces(path: Path, is_growing: bool) -> Iterator[tuple[int, int, bytes]]:
                 if len(data) < length:
                     if is_growing:
                         return
-                    raise UnreadableSource("the file ends inside a record", where=where, fix=_KEPT)
+                    raise UnreadableSource("the file ends inside a record", where=where, fix=BEGINNING_IMPORTED)
                 if zlib.crc32(data, zlib.crc32(bytes((sort,)))) != checksum:
-                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=_KEPT)
+                    raise UnreadableSource("a record's checksum is wrong", where=where, fix=BEGINNING_IMPORTED)
                 yield position, sort, data
                 position += _HEAD.size + length
     except OSError as error:

@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...rules.effects import (
     CALLS,
+    LEARNING_RATE,
+    ROLL_BACK,
+    SKIP,
+    UNDO,
     LearningRateState,
     OperationCall,
     call_name,
@@ -26,7 +30,7 @@ from ...store.errors import TelemetryError, counted, shortened
 from ...store.events import OPERATION_APPLIED, OPERATION_REFUSED, RESTORE_POINT, Event
 from ..advice import OWN, Advice
 from ..calls.call_warnings import CallWarnings
-from ..control import ROLL_BACK, Control
+from ..control import Control
 from ..position import Position
 from .learning_rate import IDLE_UPDATES, LearningRate
 
@@ -35,13 +39,6 @@ if TYPE_CHECKING:
     from .restore_points import RestorePoints
 
 logger = logging.getLogger("steptape.rules")
-
-#: The operation that the loop reads from a flag, and how the names of those on the learning rate begin.
-SKIP: Final = "batch.skip"
-LEARNING_RATE: Final = "lr."
-
-#: The operation that the recorder carries out itself, with the loop's restore points.
-UNDO: Final = "undo.to"
 
 #: What a loop must call to carry out an operation, by the operation's first word.
 _HOW: Final[Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from math import inf
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ...rules.effects import LearningRateState, OperationCall, Rates, is_call, may_become, parse_call
+from ...rules.effects import LearningRateState, OperationCall, Rates, changes_rate, may_become, parse_call
 from ...rules.engine.decisions import Decision
 from ...rules.functions.expert_loads import Dispatch
 from ...rules.policy_file.metrics import LlepPlan
@@ -128,7 +128,7 @@ def _orders(replayed: Replay, events: Sequence[Event]) -> Iterator[_Order]:
         if not isinstance(decision, Decision) or not decision.acts:
             continue
         is_own = judged.validity is Validity.OBSERVED
-        for operation in filter(_changes_rate, decision.operations):
+        for operation in filter(changes_rate, decision.operations):
             answer = answers.get((decision.attempt, decision.seq, operation)) if is_own else None
             if answer is None:
                 yield _Order(judged.decided_at, parse_call(operation))
@@ -137,12 +137,8 @@ def _orders(replayed: Replay, events: Sequence[Event]) -> Iterator[_Order]:
     for event in events:
         operation = str(event.attrs.get("operation"))
         outlived = event.kind == OPERATION_APPLIED and "from_attempt" in event.attrs
-        if outlived and _changes_rate(operation) and any(may_become(each, operation) for each in replayed.policy.calls):
+        if outlived and changes_rate(operation) and any(may_become(each, operation) for each in replayed.policy.calls):
             yield _Order.of_receipt(event)
-
-
-def _changes_rate(operation: str) -> bool:
-    return is_call(operation) and operation.startswith("lr.")
 
 
 #: The most combinations of params in one account.

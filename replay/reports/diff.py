@@ -27,7 +27,7 @@ from ..intervals import Interval, interval
 from ..run_pool import Progress, RunPool, checked_runs, usable_processes
 from ..runs.mute_rules import PLANS_BY_LENGTH, missing_sentences
 from ..runs.objective import UPDATES, Declared, Objective, Saves, declared_objectives
-from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult
+from ..runs.run_result import BacktestSettings, Excluded, LabelledOutcome, RunResult, excess
 from ..runs.same_training import repeated_sentence
 from .basis import family_sentence, objective_sentences, objectives_json, renamed_text
 from .result import FamilyCounts
@@ -112,7 +112,7 @@ class RunDiff:
     @property
     def seconds(self) -> float | None:
         """Seconds that the new policy spends more than the old."""
-        return _more(self.old.seconds_saved, self.new.seconds_saved)
+        return excess(self.old.seconds_saved, self.new.seconds_saved)
 
     @property
     def checkpoints(self) -> int | None:
@@ -146,7 +146,7 @@ class RunDiff:
         return self._worse(self.new.relative_deployable_regret, self.old.relative_deployable_regret)
 
     def _worse(self, value: float | None, than: float | None) -> float | None:
-        return None if self.is_bound else _more(value, than)
+        return None if self.is_bound else excess(value, than)
 
     @property
     def could_fire(self) -> bool:
@@ -268,10 +268,6 @@ def _orders(decisions: Iterable[LabelledOutcome]) -> Iterable[Order]:
             texts = (f"{message.level} {message.text}" for message in decision.messages)
             told = (decision.severity, decision.message, *texts)
             yield Order(judged.event_index, decision.operations, decision.mode, told)
-
-
-def _more(value: float | None, than: float | None) -> float | None:
-    return None if value is None or than is None else value - than
 
 
 def diff_json(difference: PolicyDiff) -> JsonObject:

@@ -379,7 +379,7 @@ class Prediction:
     @property
     def seconds_saved(self) -> float | None:
         """Seconds from the stop to the last step; None when the log has no times."""
-        return None if self.predicted is None else _difference(self.recorded.elapsed_s, self.predicted.elapsed_s)
+        return None if self.predicted is None else excess(self.recorded.elapsed_s, self.predicted.elapsed_s)
 
     @property
     def checkpoints_saved(self) -> int | None:
@@ -396,7 +396,7 @@ class Prediction:
         """Bytes of checkpoints fewer than recorded; None when sizes are unknown."""
         if self.predicted is None:
             return None
-        return _difference(self.recorded.checkpoint_bytes, self.predicted.checkpoint_bytes)
+        return excess(self.recorded.checkpoint_bytes, self.predicted.checkpoint_bytes)
 
     @property
     def regret(self) -> float | None:
@@ -533,8 +533,9 @@ class Excluded:
     reason: str
 
 
-def _difference(recorded: float | None, predicted: float | None) -> float | None:
-    return None if recorded is None or predicted is None else recorded - predicted
+def excess(value: float | None, over: float | None) -> float | None:
+    """Return how much more a value is than another; None unless both are known."""
+    return None if value is None or over is None else value - over
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from ..effects import parse_call
+from ..effects import changes_rate, parse_call
 from ..language.bound_rule import BoundRule
 from ..language.expressions import links_of
 from ..policy_file.declarations import Rule, RuleFile
@@ -508,7 +508,7 @@ def least_share(policy: RuleFile, dead: Collection[str]) -> float:
     share = 1.0
     for controller in policy.controllers:
         is_idle = controller.is_shadow or controller.name in dead
-        for each in () if is_idle else filter(_changes_rate, controller.operations):
+        for each in () if is_idle else filter(changes_rate, controller.operations):
             if each in controller.computed:
                 return 0.0
             call = parse_call(each)
@@ -517,10 +517,6 @@ def least_share(policy: RuleFile, dead: Collection[str]) -> float:
                 return 0.0
             share = min(share, factor) if call.name == "lr.scale" else share
     return share
-
-
-def _changes_rate(operation: str) -> bool:
-    return operation.startswith("lr.")
 
 
 def compared_rates(

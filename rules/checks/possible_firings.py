@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from ...store.events import BEFORE_STREAM, INIT_END
 from ..effects import Effect
 from ..language.bound_rule import BoundRule
-from ..language.expressions import links_of
+from ..language.expressions import COMPREHENSIONS, links_of
 from ..language.name_patterns import matches
 from ..language.rule_parts import path_in
 from ..policy_file.declarations import Controller, MetricDeclaration, RuleFile, StateDeclaration
@@ -118,7 +118,7 @@ class RuleTruth:
         """Return when everything that a node reads may be there; a comprehension may read its first list alone."""
         if (path := path_in(self._rule, node)) is not None:
             return self._metric(*path)
-        if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp):
+        if isinstance(node, COMPREHENSIONS):
             return self.first(node.generators[0].iter, None)
         return all_of(self.first(part, None) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr))
 

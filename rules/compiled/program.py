@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Final
 
 from ..language.bound_rule import BoundRule
 from ..language.clock import StepWindow
+from ..language.expressions import COMPREHENSIONS
 from ..language.rule_parts import gives_truth
 from ..readings.generated import EVENT, attribute, call, name
 from ..readings.metric import asked_of_state
 from ..readings.reading import Names, SeriesKey, SeriesReading
 from .compilation import Translator, compile_tree
-
-_COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
 
 #: Takes the numbers of one event.
 Feed = Callable[[Mapping[str, float]], None]
@@ -271,7 +269,7 @@ def _count_readings(node: ast.AST, rule: BoundRule, counts: Counter[SeriesReadin
     if isinstance(reference, SeriesReading) and reference.is_shared:
         counts[reference] += 1
         return
-    if isinstance(node, _COMPREHENSIONS) or (reference is not None and reference.is_closed):
+    if isinstance(node, COMPREHENSIONS) or (reference is not None and reference.is_closed):
         return
     for child in ast.iter_child_nodes(node):
         _count_readings(child, rule, counts)

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ...store.errors import TelemetryError, shortened
+from ...store.event_json import NOT_FINITE
 from ...store.events import Event, JsonObject
 from ..policy_file.declarations import ACT, SEMANTICS_VERSION
 
 Scalar = bool | int | float | str | None
-
-_NOT_FINITE: Final[dict[str, float]] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +209,7 @@ def failure_text(error: Exception) -> str:
 def is_storable(value: object) -> bool:
     """Whether a decision can record a value: a scalar that survives a round trip through JSON."""
     if isinstance(value, str):
-        return len(value) <= 200 and value not in _NOT_FINITE and _is_unicode(value)
+        return len(value) <= 200 and value not in NOT_FINITE and _is_unicode(value)
     if isinstance(value, int):
         return value.bit_length() <= 1_000
     return value is None or isinstance(value, float)
@@ -387,7 +386,7 @@ def _values_in(attrs: Mapping[str, Any]) -> dict[str, Scalar]:
 
 def _scalar(value: object) -> Scalar:
     if isinstance(value, str):
-        return _NOT_FINITE.get(value, value)
+        return NOT_FINITE.get(value, value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise TypeError(f"not a scalar: {value!r}")

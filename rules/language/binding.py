@@ -22,6 +22,7 @@ from ..functions.reductions import FOLDS
 from ..readings.call import WINDOW_KEYWORDS, Call, constant, literal_text, number
 from ..readings.fact import CONTEXT, ContextValue
 from ..readings.family import OF_FAMILIES, FamilyReading, MemberName
+from ..readings.generated import MEMBER_NAME
 from ..readings.metric import MetricValue, StateClass
 from ..readings.milestone import Milestone
 from ..readings.param import ParamValue, Variable
@@ -30,8 +31,8 @@ from ..readings.reading import Need, Reading, SeriesKey, ValueType
 from ..readings.series_value import SeriesValue
 from ..readings.table import FUNCTIONS, OF_NAMES, OF_NAMES_TOO, OF_SERIES, RANK_FUNCTIONS
 from ..readings.window import TAKE_NUMBERS
-from .bound_rule import MEMBER, BoundRule, Derived, Members, NameScope
-from .expressions import Expression, ExpressionFaults, expand, links_of
+from .bound_rule import BoundRule, Derived, Members, NameScope
+from .expressions import COMPREHENSIONS, Expression, ExpressionFaults, expand, links_of
 from .name_patterns import RESERVED, advice_on_reserved, is_pattern
 
 #: Expressions that give a number or a truth value, so that a series can be computed from them.
@@ -43,8 +44,7 @@ _TAKE_TEXT: Final = frozenset({"series", "int", "float", "str", "list", "tuple",
 _GIVE_TEXT: Final = frozenset({"str", "previous"})
 #: A text that is a number names no series: compared with a number, it is a mistake.
 _NUMBER: Final = re.compile(r"\s*[-+]?[\d.]+(?:[eE][-+]?\d+)?\s*")
-_COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
-_DISPLAYS: Final = (ast.List, ast.Tuple, ast.Set, ast.Dict, *_COMPREHENSIONS)
+_DISPLAYS: Final = (ast.List, ast.Tuple, ast.Set, ast.Dict, *COMPREHENSIONS)
 
 _QUANTILE: Final = "quantile"
 
@@ -217,7 +217,7 @@ def _bind(node: ast.AST, scope: NameScope, found: _Meanings) -> None:
         _bind_name(node, scope, found)
     elif isinstance(node, ast.Call):
         _bind_call(node, scope, found)
-    elif isinstance(node, _COMPREHENSIONS):
+    elif isinstance(node, COMPREHENSIONS):
         _bind_comprehension(node, scope, found)
     else:
         _check_containers(node, scope, found)
@@ -243,7 +243,7 @@ def _bind_name(node: ast.Name, scope: NameScope, found: _Meanings) -> None:
         found.metrics[name] = None
     elif name in scope.params:
         found.references[node] = ParamValue(name, scope.params[name])
-    elif name == MEMBER and scope.each:
+    elif name == MEMBER_NAME and scope.each:
         if scope.members is None or scope.members.is_argument:
             found.refuse(node, "a function of a family has no one member")
         else:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from ..readings.fact import CONTEXT
+from ..readings.generated import MEMBER_NAME
 from ..readings.reading import Need, Param, Reading, SeriesKey
 from .expressions import Expression
-
-#: The name of the member that a controller is of.
-MEMBER: Final = "member"
 
 
 @dataclass(slots=True)
@@ -82,7 +79,7 @@ class NameScope:
         """Whether a bare name is a series."""
         if name in self.variables or name in self.metrics or name in self.params or name in CONTEXT:
             return False
-        return not (self.each and name == MEMBER)
+        return not (self.each and name == MEMBER_NAME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,9 @@ _RATE: Final = "lr"
 _RATES: Final = ("base", "scheduled", "used")
 
 #: A text in a rule, as far as one can be told in a rule that does not parse.
-_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
+COMPREHENSIONS: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
+#: A text in quotes, in an expression without escapes.
+QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 #: Node types of the language; operators and contexts are allowed with them.
 _ALLOWED: Final = (
@@ -333,7 +335,7 @@ def _foreign_sign(text: str, position: int) -> Fault | None:
 
 def _without_texts(text: str) -> str:
     """Return the text with each text in it replaced by blanks."""
-    return _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    return QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
 
 
 def _faults(expression: Expression) -> Iterator[Fault]:
@@ -419,7 +421,7 @@ def _check_formatted(expression: Expression, node: ast.expr, _: ast.AST | None) 
 
 
 def _check_comprehension(expression: Expression, node: ast.expr, _: ast.AST | None) -> Fault | None:
-    assert isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp))
+    assert isinstance(node, COMPREHENSIONS)
     for generator in node.generators:
         if generator.is_async:
             return expression.fault(node, "async is not allowed")

@@ -14,10 +14,11 @@ from ..readings.param import ParamValue
 from ..readings.reading import Param, ValueType
 from ..readings.table import FUNCTIONS, RANK_FUNCTIONS
 from .bound_rule import BoundRule
+from .expressions import COMPREHENSIONS
 
 MAX_LEAVES: Final = 64
 
-_CLOSED: Final = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.JoinedStr)
+_CLOSED: Final = (*COMPREHENSIONS, ast.JoinedStr)
 
 
 def leaves(rule: BoundRule) -> dict[str, ast.expr]:

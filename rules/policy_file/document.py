@@ -28,10 +28,14 @@ MAX_DEPTH: Final = 40
 #: then still longer than ``MAX_BYTES``.
 _READ_BYTES: Final = MAX_BYTES + 8
 
-_PREFIX: Final = "tag:yaml.org,2002:"
-_COLLECTION_TAGS: Final = frozenset({f"{_PREFIX}map", f"{_PREFIX}seq"})
+#: The tags of YAML's own types, and how all of them begin.
+TAG_PREFIX: Final = "tag:yaml.org,2002:"
+MAP_TAG: Final = f"{TAG_PREFIX}map"
+SEQUENCE_TAG: Final = f"{TAG_PREFIX}seq"
+TEXT_TAG: Final = f"{TAG_PREFIX}str"
+_COLLECTION_TAGS: Final = frozenset({MAP_TAG, SEQUENCE_TAG})
 _SCALAR_TAGS: Final = frozenset(
-    _PREFIX + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+    TAG_PREFIX + name for name in ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 )
 _PROPERTIES: Final = re.compile(r"(?:[&!]\S*\s+)*")
 _ESCAPED_BLANKS: Final = frozenset("tnvfr_NLP")
@@ -137,7 +141,7 @@ class Document:
             items.append(PlacedScalar(text, [begin + index for index in indices], "str", document))
             begin += len(line) + 1
         start = document.mark(0)
-        controllers = yaml.SequenceNode(f"{_PREFIX}seq", items, start, start)
+        controllers = yaml.SequenceNode(SEQUENCE_TAG, items, start, start)
         top: list[tuple[yaml.Node, yaml.Node]] = [(PlacedScalar("controllers", [0], "str", document), controllers)]
         if params:
             values = yaml.compose(yaml.safe_dump(dict(params), sort_keys=False), Loader=yaml.SafeLoader)
@@ -145,7 +149,7 @@ class Document:
             for node in (values, *children(values)):
                 node.start_mark = node.end_mark = start
             top.insert(0, (PlacedScalar("params", [0], "str", document), values))
-        document.root = yaml.MappingNode(f"{_PREFIX}map", top, start, start)
+        document.root = yaml.MappingNode(MAP_TAG, top, start, start)
         return document
 
     def _composed(self) -> yaml.Node | None:
@@ -289,7 +293,7 @@ class PlacedScalar(yaml.ScalarNode):
 
     def __init__(self, value: str, indices: Sequence[int], tag: str, document: Document) -> None:
         begin, end = document.mark(indices[0]), document.mark(indices[-1])
-        super().__init__(f"{_PREFIX}{tag}", value, begin, end)
+        super().__init__(f"{TAG_PREFIX}{tag}", value, begin, end)
         self.indices = indices
 
 
@@ -315,10 +319,10 @@ def _objection(node: yaml.Node) -> str:
     if node.tag not in allowed:
         fix = (
             ""
-            if node.tag.startswith(_PREFIX)
+            if node.tag.startswith(TAG_PREFIX)
             else "Put a text that begins with '!' in quotes, and write 'not' for '!'."
         )
-        return phrase("tag not allowed; a rule file is plain data", repr(node.tag.replace(_PREFIX, "!!")), fix)
+        return phrase("tag not allowed; a rule file is plain data", repr(node.tag.replace(TAG_PREFIX, "!!")), fix)
     if isinstance(node, yaml.ScalarNode) and any("\ud800" <= character <= "\udfff" for character in node.value):
         return phrase("a lone surrogate is not valid text", ascii(node.value))
     return ""

@@ -23,9 +23,8 @@ from ..language.bound_rule import BoundRule, NameScope
 from ..language.name_patterns import RESERVED, advice_on_reserved
 from ..readings.reading import Param
 from .classes import LOG_LEVELS, Argument, ArgumentType, ArgumentValue
-from .document import Document, Place
+from .document import TAG_PREFIX, TEXT_TAG, Document, Place
 
-_PREFIX: Final = "tag:yaml.org,2002:"
 _NUMBER_LIKE: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 
 #: Most characters of a number.
@@ -186,11 +185,11 @@ class FieldReader:
 
     def _pairs(self, node: yaml.MappingNode, where: str) -> list[tuple[yaml.Node, yaml.Node]]:
         """Return a mapping's pairs; those of merged mappings (``<<``) last, unless their keys are already present."""
-        own = [(key, value) for key, value in node.value if key.tag != f"{_PREFIX}merge"]
+        own = [(key, value) for key, value in node.value if key.tag != f"{TAG_PREFIX}merge"]
         pairs = list(own)
         seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
         for key, value in node.value:
-            if key.tag != f"{_PREFIX}merge":
+            if key.tag != f"{TAG_PREFIX}merge":
                 continue
             for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 if not isinstance(merged, yaml.MappingNode):
@@ -241,7 +240,7 @@ class FieldReader:
 
     def text(self, node: yaml.Node, where: str) -> str | None:
         """Return a text, which may not be empty."""
-        if not isinstance(node, yaml.ScalarNode) or node.tag not in (f"{_PREFIX}str", f"{_PREFIX}value"):
+        if not isinstance(node, yaml.ScalarNode) or node.tag not in (TEXT_TAG, f"{TAG_PREFIX}value"):
             fix = "Put it in quotes." if isinstance(node, yaml.ScalarNode) and node.value else ""
             self.refuse(node, where, "must be text", fix)
             return None
@@ -252,7 +251,9 @@ class FieldReader:
 
     def name(self, node: yaml.Node, where: str) -> str | None:
         """Return a text, which may also be written as a number or truth value; ``check`` warns about those."""
-        if isinstance(node, yaml.ScalarNode) and node.tag in (f"{_PREFIX}{kind}" for kind in ("int", "float", "bool")):
+        if isinstance(node, yaml.ScalarNode) and node.tag in (
+            f"{TAG_PREFIX}{kind}" for kind in ("int", "float", "bool")
+        ):
             return str(node.value)
         return self.text(node, where)
 
@@ -370,7 +371,7 @@ _TYPED: Final[Mapping[ArgumentType, Callable[[FieldReader, Node, str, NameScope]
 
 def is_null(node: yaml.Node) -> bool:
     """Whether the node is YAML's null."""
-    return node.tag == f"{_PREFIX}null"
+    return node.tag == f"{TAG_PREFIX}null"
 
 
 def shown(node: yaml.Node) -> str:
@@ -381,7 +382,7 @@ def shown(node: yaml.Node) -> str:
         return "a list"
     if is_null(node):
         return "null"
-    return repr(node.value) if node.tag == f"{_PREFIX}str" else str(node.value)
+    return repr(node.value) if node.tag == TEXT_TAG else str(node.value)
 
 
 def _is_plain_number(node: yaml.ScalarNode) -> bool:
@@ -397,11 +398,11 @@ def _scalar(node: yaml.Node) -> Param | None:
     if not isinstance(node, yaml.ScalarNode):
         return None
     # PyYAML reads 1:1:1 in base 60, and takes minutes for a megabyte of it.
-    if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{_PREFIX}int", f"{_PREFIX}float"):
+    if len(node.value) > MAX_NUMBER_LENGTH and node.tag in (f"{TAG_PREFIX}int", f"{TAG_PREFIX}float"):
         return None
     constructor = SafeConstructor()
     try:
-        match node.tag.removeprefix(_PREFIX):
+        match node.tag.removeprefix(TAG_PREFIX):
             case "str" | "value":
                 return str(node.value)
             case "int":

@@ -22,7 +22,7 @@ from ...store.errors import TelemetryError
 from ..errors import PolicyError, PolicyProblem, phrase, suggestion
 from ..language.name_patterns import is_pattern, matches
 from ..language.rule_parts import keys_read
-from .document import Document, Place
+from .document import MAP_TAG, SEQUENCE_TAG, TEXT_TAG, Document, Place
 from .fields import FieldReader, Fields, NameForm
 from .sentences import SentenceNode, expand_sentences
 
@@ -37,9 +37,6 @@ _RESOLVED: Final = (EXTENDS, RENAME, WITHOUT)
 
 _MAPPINGS: Final = ("params", "define", "ranges", "states", "cooldowns")
 _LISTS: Final = ("controller_metrics", "operations", "record")
-_MAP: Final = "tag:yaml.org,2002:map"
-_SEQUENCE: Final = "tag:yaml.org,2002:seq"
-_TEXT: Final = "tag:yaml.org,2002:str"
 
 #: The pairs of a rename: names that runs record, each with the name that the rules have for it.
 Renames = Mapping[str, str]
@@ -144,7 +141,7 @@ class _Merging:
         start = root.start_mark
         keys = dict.fromkeys((*self._base_fields, *self._fields))
         pairs = [(_text(key, start), self._value(key)) for key in keys if key not in _RESOLVED]
-        document.root = yaml.MappingNode(_MAP, pairs, start, root.end_mark)
+        document.root = yaml.MappingNode(MAP_TAG, pairs, start, root.end_mark)
         if self._reader.problems:
             raise PolicyError(self._reader.problems)
         return document
@@ -160,9 +157,9 @@ class _Merging:
         if key in _MAPPINGS and isinstance(base, yaml.MappingNode) and isinstance(own, yaml.MappingNode):
             entries = {**self._base_reader.keys_of(base), **self._reader.keys_of(own)}
             pairs = [(_text(name, node.start_mark), node) for name, node in entries.items()]
-            return yaml.MappingNode(_MAP, pairs, own.start_mark, own.end_mark)
+            return yaml.MappingNode(MAP_TAG, pairs, own.start_mark, own.end_mark)
         if key in _LISTS and isinstance(base, yaml.SequenceNode) and isinstance(own, yaml.SequenceNode):
-            return yaml.SequenceNode(_SEQUENCE, [*base.value, *own.value], own.start_mark, own.end_mark)
+            return yaml.SequenceNode(SEQUENCE_TAG, [*base.value, *own.value], own.start_mark, own.end_mark)
         return own
 
     def _controllers(self, base: yaml.Node | None, own: yaml.Node | None) -> yaml.Node:
@@ -192,7 +189,7 @@ class _Merging:
             return added
         at = own or base or self._own.root
         assert at is not None
-        return yaml.SequenceNode(_SEQUENCE, items, at.start_mark, at.end_mark)
+        return yaml.SequenceNode(SEQUENCE_TAG, items, at.start_mark, at.end_mark)
 
     def _check_params(self) -> None:
         """Refuse params that neither the other file has nor this one reads."""
@@ -369,7 +366,7 @@ def full_text(
     for _, value in kept["params"].value if "params" in kept else ():
         value.value = given.get(value.value, value.value)
     pairs = [(_text(key, root.start_mark), node) for key, node in kept.items()]
-    top = yaml.MappingNode(_MAP, pairs, root.start_mark, root.end_mark, flow_style=False)
+    top = yaml.MappingNode(MAP_TAG, pairs, root.start_mark, root.end_mark, flow_style=False)
     return str(yaml.serialize(top, Dumper=yaml.SafeDumper, allow_unicode=True, width=math.inf))
 
 
@@ -419,10 +416,10 @@ class _Copy:
             ]
             if node in self.defaults:
                 pairs = _with_arguments(pairs, self.defaults[node], node)
-            return yaml.MappingNode(_MAP, pairs, node.start_mark, node.end_mark, flow_style=node.flow_style)
+            return yaml.MappingNode(MAP_TAG, pairs, node.start_mark, node.end_mark, flow_style=node.flow_style)
         if isinstance(node, yaml.SequenceNode):
             items = [self.of(item) for item in node.value]
-            return yaml.SequenceNode(_SEQUENCE, items, node.start_mark, node.end_mark, flow_style=node.flow_style)
+            return yaml.SequenceNode(SEQUENCE_TAG, items, node.start_mark, node.end_mark, flow_style=node.flow_style)
         text = self.edits[node](node.value) if node in self.edits else node.value
         return yaml.ScalarNode(node.tag, text, node.start_mark, node.end_mark)
 
@@ -432,16 +429,16 @@ def _with_arguments(pairs: _Pairs, arguments: Mapping[str, str], at: yaml.Node) 
     added = [(_text(name, at.start_mark), _text(value, at.start_mark)) for name, value in arguments.items()]
     kept = [pair for pair in pairs if pair[0].value != "arguments"]
     given: _Pairs = next((value.value for key, value in pairs if key.value == "arguments" and value.value), [])
-    return [*kept, (_text("arguments", at.start_mark), yaml.MappingNode(_MAP, [*given, *added], flow_style=False))]
+    return [*kept, (_text("arguments", at.start_mark), yaml.MappingNode(MAP_TAG, [*given, *added], flow_style=False))]
 
 
 def _with_triggers(item: yaml.Node, triggers: Sequence[str]) -> yaml.Node:
     """Return the controller of a sentence with its triggers, after its name."""
-    listed = yaml.SequenceNode(_SEQUENCE, [_text(each, item.start_mark) for each in triggers])
+    listed = yaml.SequenceNode(SEQUENCE_TAG, [_text(each, item.start_mark) for each in triggers])
     name, *others = item.value
     pairs = [name, (_text("triggers", item.start_mark), listed), *others]
-    return yaml.MappingNode(_MAP, pairs, item.start_mark, item.end_mark)
+    return yaml.MappingNode(MAP_TAG, pairs, item.start_mark, item.end_mark)
 
 
 def _text(value: str, at: yaml.Mark | None) -> yaml.ScalarNode:
-    return yaml.ScalarNode(_TEXT, value, at, at)
+    return yaml.ScalarNode(TEXT_TAG, value, at, at)

@@ -20,8 +20,9 @@ import yaml
 from ...store.metric_words import is_evaluation
 from ..errors import PolicyError, PolicyProblem, phrase, suggestion
 from ..habits import SENTENCE_ACTIONS
+from ..language.expressions import QUOTED
 from ..readings.reading import Param
-from .document import PlacedScalar
+from .document import MAP_TAG, SEQUENCE_TAG, TEXT_TAG, PlacedScalar
 from .fields import FieldReader
 from .operations import WORDS
 
@@ -56,8 +57,6 @@ _CLAUSES: Final[Mapping[str, re.Pattern[str]]] = {
     "after": re.compile(rf"\s+after\s+(?:(?P<percent>[\w.]+)\s*%|{_AMOUNT})\s*$"),
 }
 
-_TEXT_TAG: Final = "tag:yaml.org,2002:str"
-_QUOTED: Final = re.compile(r"'[^']*'|\"[^\"]*\"")
 _OPENING: Final = "([{"
 _CLOSING: Final = ")]}"
 
@@ -117,7 +116,7 @@ def _masked(text: str) -> str:
 
 def _without_quoted(text: str) -> str:
     """Return the text with everything in quotes replaced, character by character."""
-    return _QUOTED.sub(lambda match: "_" * len(match[0]), text)
+    return QUOTED.sub(lambda match: "_" * len(match[0]), text)
 
 
 # --- values to try --------------------------------------------------------------------------------------------------
@@ -288,11 +287,7 @@ class _Sentence:
         start = self.part(begin, len(self.text))
         pairs = [(self.scalar(start, key), node) for key, node in entries.items()]
         mark = self.reader.document.mark(self.indices[start.begin]) if begin else self.node.start_mark
-        return yaml.MappingNode(_MAP_TAG, pairs, mark, self.node.end_mark)
-
-
-_MAP_TAG: Final = "tag:yaml.org,2002:map"
-_SEQUENCE_TAG: Final = "tag:yaml.org,2002:seq"
+        return yaml.MappingNode(MAP_TAG, pairs, mark, self.node.end_mark)
 
 
 def expand_sentences(node: yaml.Node, reader: FieldReader) -> yaml.Node:
@@ -308,7 +303,7 @@ def expand_sentences(node: yaml.Node, reader: FieldReader) -> yaml.Node:
 
 
 def _is_text(node: yaml.Node | None) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.tag == _TEXT_TAG
+    return isinstance(node, yaml.ScalarNode) and node.tag == TEXT_TAG
 
 
 def _expanded(node: yaml.ScalarNode, names: set[str], reader: FieldReader) -> SentenceNode | None:
@@ -379,7 +374,7 @@ def _orders(sentence: _Sentence, part: _Part) -> dict[str, yaml.Node]:
             continue
         operations.append(sentence.scalar(action, operation))
     node = sentence.node
-    return {"operations": yaml.SequenceNode(_SEQUENCE_TAG, operations, node.start_mark, node.end_mark), **entries}
+    return {"operations": yaml.SequenceNode(SEQUENCE_TAG, operations, node.start_mark, node.end_mark), **entries}
 
 
 def _actions(sentence: _Sentence, part: _Part) -> Iterator[_Part]:
@@ -514,7 +509,7 @@ def _read_start(
         ends: list[yaml.Node] = [_number(sentence, sentence.part(*match.span("amount")))]
         ends.append(sentence.scalar(clause, "null", "null"))
         entries["between"] = yaml.SequenceNode(
-            _SEQUENCE_TAG, ends, sentence.node.start_mark, sentence.node.end_mark, flow_style=True
+            SEQUENCE_TAG, ends, sentence.node.start_mark, sentence.node.end_mark, flow_style=True
         )
     else:
         fix = "Write steps, epochs or a share of the run, as in after 10%."

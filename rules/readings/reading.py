@@ -664,6 +664,10 @@ class SeriesReading(Reading):
         """Return the same reading of another series."""
         return replace(self, key=key)  # type: ignore[type-var] # Each kind is a dataclass.
 
+    def live(self, code: Code, node: ast.expr) -> ast.expr:
+        """Return a call of its reader."""
+        return call(name(code.names.reader_of(self)))
+
     def reader(self, series: SeriesValues) -> object:
         """Return what its code calls by ``Names.reader_of``, as of the newest value of a series.
 

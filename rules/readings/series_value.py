@@ -35,7 +35,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .call import EXTENTS
-from .generated import call
 from .ranges import TRUTH
 from .reading import (
     MAX_WINDOW,
@@ -265,9 +264,6 @@ class SeriesAgo(SeriesReading):
     def need(self) -> Need:
         return Need(reach={self.extent: self.length})
 
-    def live(self, code: Code, node: ast.expr) -> ast.expr:
-        return call(name(code.names.reader_of(self)))
-
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         length, extent = self.length, self.extent
         return lambda: series.value_before(extent, length)
@@ -323,9 +319,6 @@ class SeriesRise(SeriesReading):
     @property
     def need(self) -> Need:
         return self.before.need
-
-    def live(self, code: Code, node: ast.expr) -> ast.expr:
-        return call(name(code.names.reader_of(self)))
 
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         length, extent = self.before.length, self.before.extent
@@ -390,9 +383,6 @@ class SeriesAge(SeriesReading):
     @property
     def need(self) -> Need:
         return Need(reach={self.extent: 0})
-
-    def live(self, code: Code, node: ast.expr) -> ast.expr:
-        return call(name(code.names.reader_of(self)))
 
     def reader(self, series: SeriesValues) -> Callable[[], float]:
         limit, extent = self.limit, self.extent

@@ -29,7 +29,7 @@ from .tables import read_long_values, rows_from
 #: The version of ``summary.jsonl``. It counts on when what the file holds changes; any other file counts as missing.
 FORMAT: Final = 1
 
-_STOP: Final = ".should_training_stop"
+STOP: Final = ".should_training_stop"
 _NO_STEP: Final = 2**63 - 1
 _NS_PER_S: Final = 1e9
 
@@ -523,7 +523,7 @@ class EventSummary:
         step = judged if type(judged) is int else seen_at
         key = str(attrs.get("controller", "")), str(attrs.get("mode") or "act")
         names = operations if isinstance(operations, list) else []
-        stops = key[1] == "act" and any(str(name).endswith(_STOP) for name in names)
+        stops = key[1] == "act" and any(str(name).endswith(STOP) for name in names)
         trigger = str(attrs.get("trigger", "")).removeprefix("on_")
         events = self._pace.recent.get(trigger, np.zeros(0, np.int64))
         self._firings.setdefault(key, _Firings(step, step)).add(attempt, step, events, stops=stops)

@@ -18,7 +18,6 @@ writes. Most of this work releases the GIL.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import io
 import itertools
@@ -47,6 +46,7 @@ from ..run_folder import (
     JournalFile,
     SealedFile,
     list_files,
+    locked_folder,
     publish,
     remove_files,
     sealed_at,
@@ -110,7 +110,7 @@ def seal(folder: Path, *, other_hosts: bool = False) -> int:
     require_writable(folder.parent, folder.name)
     read_run_info(folder)
     _keep_freed_memory()
-    with _turn(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
+    with locked_folder(folder), _no_leftovers(folder), ThreadPoolExecutor(1) as thread:
         info = read_run_info(folder)
         sealer = _Sealer(folder, info, other_hosts, thread)
         listing = list_files(folder)
@@ -158,17 +158,6 @@ def _is_of_this_machine(segment: Segment) -> bool:
     """Whether a lock shows if the segment's writer lives. Not if a push brought it: only the pusher sees the writer."""
     header = segment.header
     return not header.get(RECEIVED) and is_of_this_machine(header.get("writer") or {})
-
-
-@contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Hold the lock that admits one sealer of a run at a time; it is released when the process ends."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from ..errors import counted, on_one_line, plain, plural
 from ..event_json import decoded_attrs
 from ..events import IS_OVER, SPANS, STALLED, WHERE, JsonObject
 from ..lineage import DECIDING_RANK
-from ..parquet.event_summary import RuleFirings
+from ..parquet.event_summary import STOP, RuleFirings
 from ..run_info import LIVE_STATUSES
 from .snapshot import PLACE, Snapshot, effective_lineage, effective_rows
 from .summary import RunSummary, leading_metric, summarize
@@ -39,7 +39,6 @@ _RANKS: Final = 4
 _LOSSES: Final = 3
 
 _ACT: Final = "act"
-_STOP: Final = ".should_training_stop"
 _NS_PER_S: Final = 1e9
 
 #: What the user calls the signal behind an exception.
@@ -134,7 +133,7 @@ class _Decision(NamedTuple):
         """Whether it orders the end of the training."""
         operations = self.attrs.get("operations")
         names = operations if isinstance(operations, list) else []
-        return self.attrs.get("mode") in (None, _ACT) and any(str(name).endswith(_STOP) for name in names)
+        return self.attrs.get("mode") in (None, _ACT) and any(str(name).endswith(STOP) for name in names)
 
 
 class _Trouble(NamedTuple):

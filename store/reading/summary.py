@@ -20,6 +20,7 @@ import pyarrow as pa
 from ..annotations import Shown, annotations_bytes, read_notes
 from ..arrow_tables import Row
 from ..columns import Columns, columns_of, read_columns
+from ..errors import in_unicode
 from ..event_json import encoded
 from ..events import JsonObject
 from ..parquet.event_summary import EventProgress, KeptSummary, MetricSummary, RuleFirings, parsed_summary
@@ -145,7 +146,7 @@ def _host_of(attempt: Attempt) -> str | None:
 
 def _json(config: JsonObject) -> str:
     """Return strict JSON in valid Unicode, also where ``run.json`` was written by hand."""
-    return json.dumps(encoded(config), ensure_ascii=False).encode(errors="replace").decode()
+    return in_unicode(json.dumps(encoded(config), ensure_ascii=False))
 
 
 def _utc(time_ns: int | None) -> datetime | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from ..columns import Columns
 from ..errors import NotARun, QueryRefused
+from ..event_json import ROLLED_BACK
 from ..events import CUSTOM, DERIVED, LOOP_KINDS
 from ..lineage import DECIDING_RANK, Cut
 from ..objects.mirror_access import fetch
@@ -314,7 +315,6 @@ _VIEWS: Final[dict[str, Callable[[ViewedRuns, Mapping[str, str]], str]]] = {
 
 
 #: The column of ``events`` that says whether a resume rolled the event back.
-ROLLED_BACK: Final = "rolled_back"
 
 ENVELOPE: Final = ", ".join(field.name for field in EVENT_FIELDS)
 
