@@ -92,7 +92,7 @@ def test_a_ring_stands_on_the_curve_that_the_rule_read_at_the_value_that_it_read
 
     assert page.evaluate(f"{view('loss')}.rings") == [{"x": SPIKE, "y": pytest.approx(loss_at(SPIKE))}]
     assert page.evaluate(f"{view('eval_loss')}.rings") == []
-    assert page.evaluate(f"{view('eval_loss')}.marks.filter((mark) => mark.kind === 'decision').length") == 1
+    assert when(page, f"{view('eval_loss')}.marks.filter((mark) => mark.kind === 'decision').length === 1")
 
 
 def test_a_backtest_draws_the_curve_that_the_rule_read_with_its_ring(open_page: Callable[..., Any]) -> None:

@@ -150,7 +150,9 @@ def test_the_switch_turns_all_families_into_heat_maps_and_is_remembered(open_pag
     assert (
         said(page, "Attention/block_*/attn_entropy", *["ArrowUp"] * BLOCKS, "ArrowRight") == "block 11: 10.9, step 10"
     )
-    assert "logarithmic" not in page.inner_text("figure[data-metric='Attention/block_*/attn_entropy'] figcaption")
+    caption = f'figure[data-metric="{ENTROPY}"] figcaption .said'
+    page.wait_for_selector(f"{caption}:has(.scale)")
+    assert "logarithmic" not in page.inner_text(caption)
 
 
 def test_the_switch_works_before_the_values_have_come(open_page: Callable[..., Any], url: str) -> None:
@@ -300,3 +302,19 @@ def test_a_visit_without_a_heat_map_loads_none(open_page: Callable[..., Any]) ->
 
     assert not before
     assert page.evaluate(loaded)
+
+
+def test_vectors_that_are_opened_before_their_script_has_come_are_drawn(
+    open_page: Callable[..., Any], url: str
+) -> None:
+    """The script is loaded apart."""
+    page = open_page("plain")
+    held: list[Any] = []
+    page.route("**/vectors.js", lambda route: held.append(route))
+    page.goto(f"{url}/runs/blocks")
+    page.click("#vectors summary")
+    while not held:
+        page.wait_for_timeout(50)
+    held[0].continue_()
+
+    page.wait_for_selector("#vector-plot canvas")

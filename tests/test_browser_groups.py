@@ -120,7 +120,8 @@ def test_the_runs_of_the_groups_are_drawn_on_demand(open_page: Callable[..., Any
 def test_the_table_has_mean_and_deviation_of_each_group(open_page: Callable[..., Any]) -> None:
     """A group with runs of several lengths says so in its steps."""
     page = open_page(GROUPED)
-    when(page, "document.querySelectorAll('#table tr[data-group] .last').length === 2")
+    when(page, "document.querySelectorAll('#table tr[data-group]').length === 2")
+    when(page, "document.querySelector('#table tr[data-group] .last').textContent !== '\N{EN DASH}'")
     rows = {row.get_attribute("data-group"): row for row in page.query_selector_all("#table tr[data-group]")}
 
     assert rows["lr=0.01"].query_selector(".last").inner_text() == "0.063333 ± 0.01"
@@ -291,7 +292,7 @@ def test_a_click_chooses_a_run_and_the_pointer_names_it(open_page: Callable[...,
     has_results(page)
     dot = page.locator("#scatter [data-dot]").last
     dot.scroll_into_view_if_needed()
-    dot.hover()
+    when(page, "document.querySelector('#scatter .tip b')", dot.hover)
     name = page.inner_text("#scatter .tip b >> nth=0")
     dot.click()
     when(page, "document.querySelector('#chosen-run a')")

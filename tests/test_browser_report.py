@@ -90,4 +90,4 @@ def test_a_link_to_a_folded_word_or_curve_opens_it(open_page: Callable[[int], An
     page = open_page(1280)
     page.click("a[href='#word-regret'] >> nth=0")
 
-    assert page.locator("#word-regret").is_visible()
+    page.locator("#word-regret").wait_for(state="visible")

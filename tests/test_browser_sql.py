@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from urllib.request import urlopen
 
 import pytest
 from browsing import NEEDS_CHROMIUM, pages, when
-from served_page import record_run
+from served_page import record_run, serving
+
+from steptape import Recorder
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -65,7 +67,7 @@ def test_a_table_sets_numbers_right_and_links_runs(open_page: Callable[..., Any]
     assert [side for side, _ in cells] == ["left", "right", "right", "right"]
     assert [text for _, text in cells[1:]] == ["1.5", "null", "NaN"]
     page.click(".answer a")
-    assert urlsplit(page.url).path.startswith("/runs/")
+    page.wait_for_url("**/runs/*")
 
 
 def test_ctrl_enter_runs_and_the_address_holds_the_statement(open_page: Callable[..., Any]) -> None:
@@ -187,3 +189,15 @@ def test_a_summer_time_leaves_ticks_at_round_local_times(open_page: Callable[...
 
     labels = page.evaluate("document.querySelector('#figure .plot').chart.across().labels")
     assert labels == ["18:00", "29 Mar", "06:00", "12:00", "18:00"]
+
+
+def test_the_list_of_columns_names_some_of_many_metrics(browser: Any, tmp_path: Path) -> None:
+    """Each of them is a column of four views."""
+    with Recorder(tmp_path, name="wide", quiet=True) as rec:
+        rec.step({f"m{number:02}": 1.0 for number in range(40)})
+    with serving(tmp_path) as url, pages(browser, url) as opened:
+        page = opened("/sql")
+        named = "document.querySelector('[data-view=steps]').textContent"
+        when(page, named)
+
+        assert page.evaluate(f"{named}.split(', ').slice(-3)") == ["m10", "m11 and 28 more metrics", "attrs"]

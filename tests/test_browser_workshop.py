@@ -156,15 +156,12 @@ def test_an_old_check_never_replaces_a_newer_one(open_page: Callable[..., Any]) 
     held: list[Any] = []
     page.route("**/rules/check", lambda route: held.append(route) if not held else route.continue_())
     write(page, "stop if old(")
-    when(page, "true")
-    for _ in range(200):
-        if held:
-            break
+    while not held:
         page.wait_for_timeout(50)
     write(page, "stop if loss > 4")
     when(page, f"{SAID} && {FIRES}.startsWith('Fires')")
-    held[0].continue_()
-    page.wait_for_timeout(500)
+    with page.expect_response("**/rules/check"):
+        held[0].continue_()
 
     assert "old" not in page.inner_text("#checked")
     assert page.is_enabled("#start")
@@ -318,3 +315,99 @@ def test_a_run_that_lacks_the_series_is_no_run_in_which_a_rule_was_quiet(browser
         assert when(page, f"{SAID}.includes('Warnings look at 3 of the 8 chosen runs')")
         notes = "[...document.querySelectorAll('#firings figcaption')].map((one) => one.textContent)"
         assert when(page, f"{notes}[0].endsWith('60 firings, first at step 1, the first 40 steps marked')")
+
+
+def held_back(page: Any, pattern: str) -> list[Any]:
+    """Hold back the first request to an address and return the list that it comes into; others go on."""
+    held: list[Any] = []
+    page.route(pattern, lambda route: held.append(route) if not held else route.continue_())
+    return held
+
+
+def until_held(page: Any, held: list[Any]) -> None:
+    """Wait until the request is held back."""
+    while not held:
+        page.wait_for_timeout(50)
+
+
+def release(page: Any, held: list[Any]) -> None:
+    """Let the request go on and wait for its answer."""
+    with page.expect_response(held[0].request.url):
+        held[0].continue_()
+    page.evaluate("() => new Promise((done) => setTimeout(done))")
+
+
+def test_the_rule_file_that_was_chosen_last_is_the_one_that_is_shown(open_page: Callable[..., Any]) -> None:
+    """The text of the first one comes last here."""
+    page = open_page("/backtest?policy=guard")
+    when(page, FIRES)
+    held = held_back(page, "**/policies/overfitting")
+    page.select_option("#policy", "overfitting")
+    until_held(page, held)
+    page.select_option("#policy", "loss_spike")
+    when(page, f"{TEXT} && !{TEXT}.includes('name: guard')")
+    shown = page.input_value("#rule")
+    release(page, held)
+
+    assert page.input_value("#rule") == shown
+
+
+def test_curves_of_an_old_text_do_not_come_back(open_page: Callable[..., Any]) -> None:
+    """Their values come after the text has changed here."""
+    page = open_page("/backtest?text=stop+if+loss+%3E+3")
+    held = held_back(page, "**/api/v1/series?*")
+    until_held(page, held)
+    write(page, "stop if loss >")
+    when(page, "document.querySelector('#checked .wrong')")
+    release(page, held)
+
+    assert page.locator("#firings figure").count() == 0
+
+
+def test_the_report_is_that_of_the_backtest_that_was_started_last(open_page: Callable[..., Any]) -> None:
+    """The start of the first one is answered last here; it is cancelled."""
+    page = open_page("/backtest?text=stop+if+loss+%3E+3")
+    when(page, FIRES)
+    held = held_back(page, "**/api/v1/backtests")
+    page.click("#start")
+    until_held(page, held)
+    write(page, "stop if loss > 1000")
+    when(page, FIRES)
+    page.click("#start")
+    when(page, "document.querySelector('#report').dataset.done")
+    done = page.get_attribute("#report", "data-done")
+    with page.expect_request(lambda asked: asked.method == "DELETE"):
+        release(page, held)
+
+    assert page.get_attribute("#report", "data-done") == done
+
+
+def test_runs_that_count_different_steps_have_their_place_on_the_front(browser: Any, tmp_path: Path) -> None:
+    """Their steps have no sum, so the mean share of a run's steps is what a variant saves."""
+    rows = [f"{step},{8 / step},{2 + 1 / min(step, 12)}\n" for step in range(1, 41)]
+    (tmp_path / "log.csv").write_text("".join(["epoch,loss,eval_loss\n", *rows]))
+    call("import", "table", str(tmp_path / "log.csv"), "--store", str(tmp_path / "runs"), "--step", "epoch")
+    with Recorder(tmp_path / "runs", name="own", quiet=True) as rec:
+        for step in range(1, 41):
+            rec.step(loss=9 / step)
+            rec.evaluate(eval_loss=1 + 1 / min(step, 12))
+    with serving(tmp_path / "runs") as url, pages(browser, url) as open_page:
+        page = open_page("/backtest?text=stop+if+loss+%3C+%7B0.3, 0.5, 2%7D")
+        when(page, "document.querySelector('#sweep').checkVisibility() && !document.querySelector('#sweep').disabled")
+        page.click("#sweep")
+        when(page, "document.querySelector('#report tbody tr')")
+
+        assert page.locator(".front-plot .in").count() == page.locator("#report tbody tr").count()
+        assert "NaN" not in page.inner_text("#report")
+
+
+def test_the_curves_are_back_with_the_text_that_they_are_for(open_page: Callable[..., Any]) -> None:
+    """A text that does not load takes them away. While another one is tried, they are faint."""
+    page = open_page("/backtest?text=stop+if+loss+%3E+3")
+    drawn = "document.querySelectorAll('#firings figure').length === 3"
+    when(page, drawn)
+    write(page, "stop if loss >")
+    when(page, "document.querySelector('#firings').ariaBusy && !document.querySelector('#firings figure')")
+    write(page, "stop if loss > 3")
+
+    assert when(page, f"{drawn} && !document.querySelector('#firings').ariaBusy")

@@ -59,7 +59,7 @@ class GroupHealthItem(Model):
 
 
 class RunHealth(Model):
-    """The health of a run under a policy."""
+    """The health of a run under a rule file."""
 
     run_id: str
     name: str
@@ -95,7 +95,7 @@ async def read_run_health(
         ),
     ] = (),
 ) -> RunHealth:
-    """Return the state of each group of metrics under a policy, as `steptape health --json` does.
+    """Return the state of each group of metrics under a rule file, as `steptape health --json` does.
 
     Only what is new in the run is replayed. The answer comes within seconds: see `as_of_step`.
     """

@@ -87,7 +87,7 @@ _ACCEPTED: Final[dict[int | str, JsonObject]] = {
 
 @router.post("/backtests", summary="Start a backtest", status_code=202, responses=_ACCEPTED)
 async def start_backtest(request: Request, response: Response, store: OpenStore, body: BacktestRequest) -> JobItem:
-    """Start a backtest, which reports what a policy would have saved and cost in recorded runs.
+    """Start a backtest, which reports what a rule file would have saved and cost in recorded runs.
 
     The same request about unchanged logs returns the same job.
     """
@@ -100,8 +100,8 @@ async def start_backtest(request: Request, response: Response, store: OpenStore,
 async def start_sweep(request: Request, response: Response, store: OpenStore, body: SweepRequest) -> JobItem:
     """Start a sweep, which backtests all combinations of some params' values, at most 100,000, on recorded runs.
 
-    Values that the policy refuses are reported at once, with their axis. Values are checked for a few seconds only: of
-    thousands, some may be left for the job to refuse.
+    Values that the rule file refuses are reported at once, with their axis. Values are checked for a few seconds only:
+    of thousands, some may be left for the job to refuse.
     """
     return await _started(request, response, store, body)
 

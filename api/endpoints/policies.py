@@ -110,7 +110,7 @@ class RunPolicyPage(Page):
 
 @router.get("/policies", summary="Rule files", response_model=PolicyPage, responses=IN_EVERY_FORM)
 def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """Return the policies that come with steptape, and those of the folder that the server was given."""
+    """Return the rule files that come with steptape, and those of the folder that the server was given."""
     known = policies_known(request.app.state.policies)
     items = [_row(name, path, file_stamp(path)) for name, path in sorted(known.items())]
     return page_answer(request, PolicyPage(items=items, next=None), query.format)
@@ -120,7 +120,7 @@ def list_policies(request: Request, query: Annotated[FormedQuery, InQuery()]) ->
 def read_policy(
     request: Request, name: Annotated[str, InPath(max_length=200, description="The rule file's name.")]
 ) -> Response:
-    """Return a policy and its text."""
+    """Return a rule file and its text."""
     path = policy_named(name, request.app.state.policies)
     text = path.read_text(encoding="utf-8", errors="replace")
     return model_answer(request, PolicyDetail(**dict(_row(name, path, file_stamp(path))), text=text))
@@ -174,7 +174,7 @@ def _write(path: Path, content: bytes, *, is_replaced: bool) -> None:
 
 @router.get("/runs/{id}/policies", summary="Rule files of a run", response_model=RunPolicyPage, responses=IN_EVERY_FORM)
 def list_run_policies(request: Request, run: RequestedRun, query: Annotated[FormedQuery, InQuery()]) -> Response:
-    """Return the policy of each attempt that had one, as it was at the time."""
+    """Return the rule file of each attempt that had one, as it was at the time."""
     items = [
         RunPolicy(attempt=attempt.attempt, **asdict(attempt.policy))
         for attempt in run.entry().snapshot.info.attempts
@@ -224,7 +224,7 @@ class RuleWarningItem(RuleProblem):
 
 
 class CouldFire(Model):
-    """In how many of the runs the policy could fire, whatever their values."""
+    """In how many of the runs the rule file could fire, whatever their values."""
 
     runs: int
     could_fire: int

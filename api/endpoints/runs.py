@@ -434,7 +434,7 @@ def _headline(snapshot: Snapshot) -> RunHeadline:
 
 @router.get("/runs/{id}", summary="One run", response_model=RunDetail)
 def read_run(request: Request, run: RequestedRun) -> Response:
-    """Return the run's row, configuration, attempts (with the text of each policy), and counts of its events."""
+    """Return the run's row, configuration, attempts (with the text of each rule file), and counts of its events."""
     return model_answer(request, run.read(_detail))
 
 

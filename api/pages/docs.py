@@ -25,7 +25,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "/api/v1/comparisons",
         "/api/v1/query",
     ),
-    "Rules and policies": ("/api/v1/rules", "/api/v1/policies"),
+    "Rules": ("/api/v1/rules", "/api/v1/policies"),
     "Backtests and other jobs": (
         *("/api/v1/backtests", "/api/v1/sweeps", "/api/v1/recommendations", "/api/v1/verifications"),
         "/api/v1/jobs",

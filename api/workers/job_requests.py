@@ -100,7 +100,7 @@ class PolicyJobRequest(JudgingJobRequest):
 
 
 class BacktestRequest(PolicyJobRequest):
-    """A request for a backtest: what a policy would have saved and cost."""
+    """A request for a backtest: what a rule file would have saved and cost."""
 
     kind = "backtest"
 

@@ -47,6 +47,7 @@ const FITTED_STEPS = 20_000;
 const SHORT = 1500;
 
 let job = null;
+let starts = 0;
 let report = null;
 const names = new Map();
 const curves = new Map();
@@ -139,9 +140,12 @@ const policyAsked = () => (data.policy && ruleText() === data.text ? { policy: d
 
 /** Start a job, and show its answer once it is there; one that still runs is cancelled. */
 async function startJob(path, body, show) {
+  const mine = ++starts;
+  const cancel = ({ id }) => ask(`/api/v1/jobs/${id}`, { method: "DELETE" }).catch(() => null);
   try {
-    if (job && ["queued", "running"].includes(job.status)) ask(`/api/v1/jobs/${job.id}`, { method: "DELETE" }).catch(() => null);
+    if (job && ["queued", "running"].includes(job.status)) cancel(job);
     const started = await post(path, body());
+    if (mine !== starts) return void cancel(started); // A newer one was started while this was on its way.
     job = started;
     await followJob(started, show);
   } catch (error) {
@@ -386,18 +390,26 @@ async function showQuickFirings(items, count) {
   const place = by("firings");
   by("fires").textContent = firingsSentence(items, count);
   const ids = items.map((one) => one.run_id).join(" ");
-  if (preview?.ids !== ids || preview.text !== ruleText()) {
+  const text = ruleText();
+  if (preview?.ids !== ids || preview.text !== text || !place.childElementCount) {
+    place.ariaBusy = "true"; // The curves are of another rule, or of other runs.
     const rank = (one) => (one.firings ? 2 : Number(!one.could_not_fire && !one.error));
     const runs = [...items].sort((one, other) => rank(other) - rank(one)).slice(0, PREVIEWED);
     const metric = await seriesRead(runs[0].run_id);
-    if (!metric) return place.replaceChildren();
+    if (text !== ruleText()) return;
+    if (!metric) {
+      place.ariaBusy = null;
+      return place.replaceChildren();
+    }
     const answered = await ask(address("/api/v1/series", { run: runs.map((one) => one.run_id), metric, points: PREVIEW_POINTS })).catch(() => ({ items: [] }));
+    if (text !== ruleText()) return;
     const filled = distinct(answered.items.filter((item) => item.step.length));
     const figures = runs.flatMap((run) => filled.filter((item) => item.run_id === run.run_id).slice(0, 1).map(previewOf));
-    preview = { ids, text: ruleText(), figures };
+    preview = { ids, text, figures };
     const others = items.length > figures.length ? [element("p", { class: "faint" }, `The curves of ${shown(figures.length)} of ${counted(items.length, "run")}, first those in which it fires.`)] : [];
     place.replaceChildren(element("h2", {}, "Where it fires"), ...others, element("div", { class: "plots" }, figures.map((one) => one.figure)));
   }
+  place.ariaBusy = null;
   const firings = new Map(items.map((one) => [one.run_id, one]));
   for (const one of preview.figures) drawPreview(one, firings.get(one.item.run_id));
 }
@@ -448,7 +460,8 @@ const sweep = () =>
 // ---- Recommendation -----------------------------------------------------------------------------------------------
 
 async function showRecommendation(found) {
-  const sentences = found.answer.map((text) => element("p", {}, text));
+  const [headline, ...why] = found.answer[0].split(/(?<=\.) (?=[A-Z])/);
+  const sentences = [element("p", {}, element("b", {}, headline), ` ${why.join(" ")}`), ...found.answer.slice(1).map((text) => element("p", {}, text))];
   report = null;
   by("report").replaceChildren(element("h2", {}, "Recommendation"), element("div", { class: "verdict" }, sentences));
   if (found.rule) await choose("", found.rule.text);
@@ -463,8 +476,11 @@ async function choose(name, text, given = {}) {
   await setRule(text, given);
 }
 
-/** Take a rule file by its name. */
-const chooseFile = async (name) => choose(name, (await ask(`/api/v1/policies/${encodeURIComponent(name)}`)).text);
+/** Take a rule file by its name, unless the reader has chosen another one meanwhile. */
+async function chooseFile(name) {
+  const { text } = await ask(`/api/v1/policies/${encodeURIComponent(name)}`);
+  if (by("policy").value === name) await choose(name, text);
+}
 
 const asked = { ...readAddress(), extra: [] };
 asked.extra = asked.where ? asked.run : [];
@@ -475,6 +491,7 @@ async function begin() {
   if (asked.spike) {
     try {
       const found = await post("/api/v1/rules/proposals", { run: asked.spike, metric: asked.metric, first_step: asked.from ?? 0, last_step: asked.to ?? asked.from ?? 0 });
+      if (ruleText()) return null; // The reader writes already.
       state(`${found.why} The rule fires at step ${shown(found.step)}${found.fires > 1 ? `, and ${counted(found.fires, "time")} in all of that run` : " of that run, and nowhere else in it"}.`);
       return choose("", found.text);
     } catch (error) {
@@ -509,7 +526,7 @@ takeEditor({
   runs: firstChosen,
   onEdit: () => {
     by("policy").value = ruleText() === data.text ? data.policy : "";
-    by("firings").hidden = false;
+    Object.assign(by("firings"), { hidden: false, ariaBusy: "true" });
     showCount();
     writeAddress();
     closeSaving();

@@ -170,7 +170,7 @@ export async function showFirings() {
       if (!checked?.ok || !runs.length) break;
       const value = text.value;
       const { items } = await post("/api/v1/rules/firings", { text: value, params: params(), runs: runs.slice(0, AT_ONCE) });
-      if (text.value === value) page.onFirings(items, runs.length);
+      if (text.value === value) await page.onFirings(items, runs.length);
     } while (isStale);
   } catch (error) {
     by("fires").textContent = error.message;

@@ -77,7 +77,10 @@ const ordersOf = (decision, answers) =>
     })
     .join("; ");
 
+let askedFacts = 0;
+
 async function readFacts() {
+  const mine = ++askedFacts;
   const eventsOf = (kind) => ask(address(runPath(run.id, "/events"), { kind, limit: 2000 }));
   const [decided, saves, epochs, noted, applied, refused] = await Promise.all([
     ask(address(runPath(run.id, "/decisions"), { limit: 10000 })),
@@ -87,6 +90,7 @@ async function readFacts() {
     eventsOf("operation_applied"),
     eventsOf("operation_refused"),
   ]);
+  if (mine !== askedFacts) return;
   const answers = answersOf([...applied.items, ...refused.items]);
   facts.decisions = decided.items.map((item) => ({
     ...item,
@@ -135,7 +139,7 @@ function showDecisions() {
       ...(says ? [item.message ?? ""] : []),
     ];
   });
-  const headings = ["step", "controller", "operations", "because", ...(says ? ["message"] : [])];
+  const headings = ["step", "rule", "operations", "because", ...(says ? ["message"] : [])];
   const listed = (part) => table(headings, part, [1, 2, 3, 4]);
   const place = document.getElementById("decisions");
   const wasOpen = place.querySelector("details")?.open ?? false;
@@ -146,7 +150,7 @@ function showDecisions() {
   }
   if (facts.isCut) parts.push(element("p", { class: "notice" }, `These are the first ${counted(facts.decisions.length, "decision")}; the run has more.`));
   for (const error of facts.errors) {
-    parts.push(element("p", { class: "notice" }, `The rule of ${error.controller} failed, first at step ${error.step}: ${error.error}`));
+    parts.push(element("p", { class: "notice" }, `Rule ${error.controller} failed, first at step ${error.step}: ${error.error}`));
   }
   place.replaceChildren(...parts);
   showLegend();

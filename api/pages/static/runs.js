@@ -242,11 +242,16 @@ document.getElementById("save-view").addEventListener("submit", (event) => {
 const why = element("div", { id: "why", role: "status", popover: "auto" });
 document.body.append(why);
 
+/** The state that was clicked last. */
+let asked = null;
+
 document.addEventListener("click", async ({ target }) => {
   const badge = target.closest?.("[data-why]");
   if (!badge) return;
   const run = badge.closest("tr").querySelector(".name a").getAttribute("href");
+  asked = badge;
   const said = await ask(runPath(badge.dataset.why, "/headline")).catch((error) => ({ parts: [{ text: error.message, step: null }] }));
+  if (asked !== badge) return;
   const parts = said.parts.map(({ text, step }) => (step === null ? text : element("a", { href: `${run}#step=${step}` }, text)));
   why.replaceChildren(element("p", {}, ...parts), element("a", { href: run }, "Open the run"));
   why.showPopover();

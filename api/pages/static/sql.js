@@ -20,6 +20,11 @@ const MOST_CURVES = 24;
 /** Numbers that say where a value is, not what it is. */
 const CLOCKS = new Set(["attempt", "rank", "seq", "step", "micro_step", "epoch", "time_ns", "elapsed_ns"]);
 
+/** Views that have a column for each metric, their other columns, and metrics that the list of columns names. */
+const WIDE = ["events", "steps", "evals", "saves"];
+const OTHERS = new Set(["run_id", "value_lag", "attrs"]);
+const MOST_NAMED = 12;
+
 const WORDS = [
   ..."SELECT,FROM,WHERE,GROUP BY,GROUP BY ALL,ORDER BY,LIMIT,JOIN,LEFT JOIN,USING,ON,AS,AND,OR,NOT,IN,IS NULL,BETWEEN,LIKE,HAVING,DISTINCT,DESC".split(","),
   ..."CASE,WHEN,THEN,ELSE,END,WITH,UNION ALL,FILTER,OVER,PARTITION BY,QUALIFY,DESCRIBE,count(,sum(,min(,max(,avg(,median(,stddev(,quantile_cont(".split(","),
@@ -37,7 +42,17 @@ async function readColumns() {
   const sql = "SELECT table_name, column_name FROM duckdb_columns() WHERE NOT internal ORDER BY table_name, column_index";
   const { rows } = await post("/api/v1/query", { sql });
   for (const [view, column] of rows) columns.set(view, [...(columns.get(view) ?? []), column]);
-  for (const place of document.querySelectorAll("[data-view]")) place.textContent = (columns.get(place.dataset.view) ?? []).join(", ");
+  for (const place of document.querySelectorAll("[data-view]")) place.textContent = listOf(columns.get(place.dataset.view) ?? []);
+}
+
+/** The columns of a view; of many metrics, which are columns of each wide view, some. */
+function listOf(names) {
+  const metrics = new Set(WIDE.map((view) => columns.get(view) ?? []).reduce((one, other) => one.filter((name) => other.includes(name))).filter((name) => !CLOCKS.has(name) && !OTHERS.has(name)));
+  const own = names.filter((name) => metrics.has(name));
+  if (own.length <= MOST_NAMED) return names.join(", ");
+  const last = own[MOST_NAMED - 1];
+  const hidden = new Set(own.slice(MOST_NAMED));
+  return names.filter((name) => !hidden.has(name)).map((name) => (name === last ? `${name} and ${counted(hidden.size, "more metric")}` : name)).join(", ");
 }
 
 /** What is being typed: a name, a quoted name, or a metric within quotes. */

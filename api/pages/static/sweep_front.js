@@ -1,5 +1,5 @@
 // The front of a sweep: what its best variants save and cost, in and out of sample, as a picture and as a table.
-import { counted, element, percent, shown, table } from "./dom.js";
+import { counted, element, percent, shown, table, toNumber } from "./dom.js";
 import { placeTicks, valueTicks } from "./ticks.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -24,7 +24,8 @@ export function axesOf(checked) {
   return Object.fromEntries(Object.entries(checked.ranges).slice(0, MOST_PARAMS).map(spread).filter(([, values]) => values.length > 1));
 }
 
-const known = (value) => value !== null && value !== undefined && Number.isFinite(Number(value));
+const known = (value) => Number.isFinite(toNumber(value));
+const share = (value, digits) => (known(value) ? percent(value, digits) : "–");
 
 /** A point of the front: what it saves and costs in sample and, with a split, out of sample. */
 function pointsOf(result) {
@@ -35,9 +36,10 @@ function pointsOf(result) {
   return rows.filter(({ index, isCertified: is }) => result.front.includes(index) || is).map((one) => {
     const { variant } = one;
     const out = outside.get(one.index);
+    const ofSteps = variant.steps_saved / variant.steps; // Runs that count different things have no sum of steps.
     return {
       ...one, settings: Object.fromEntries(Object.keys(result.axes).map((name) => [name, variant[name]])),
-      saved: Number(variant.steps ? variant.steps_saved / variant.steps : variant.share_saved), regret: Number(variant.mean_regret),
+      saved: Number.isFinite(ofSteps) ? ofSteps : toNumber(variant.share_saved), regret: toNumber(variant.mean_regret),
       outSaved: out ? Number(out.out_of_sample_saved_share) : NaN, outRegret: out ? Number(out.out_of_sample_regret) : NaN,
     };
   });
@@ -112,7 +114,7 @@ function picture(points, take) {
 
 /** A point that a click or Enter takes: its place in sample, joined to that out of sample. */
 function markOf(point, x, y, take) {
-  const said = `${labelOf(point)}: saves ${percent(point.saved)}, regret ${percent(point.regret, 2)}${point.isCertified ? ", certified" : ""}`;
+  const said = `${labelOf(point)}: saves ${share(point.saved)}, regret ${share(point.regret, 2)}${point.isCertified ? ", certified" : ""}`;
   const group = drawn("g", { tabindex: "0", role: "button", "aria-label": `Take ${said}`, class: point.isCertified ? "certified" : "" }, drawn("title", {}, said));
   const [px, py] = [x(point.saved), y(point.regret)];
   if (known(point.outSaved) && known(point.outRegret)) {
@@ -135,9 +137,8 @@ function tableOf(result, points, take) {
   const rows = points.map((point) => [
     element("span", {}, element("button", { type: "button", onclick: () => take(point.settings), "aria-label": `Take ${labelOf(point)}` }, "Take"), point.isCertified ? [" ", element("span", { class: "chip exact" }, "certified")] : null),
     ...Object.values(point.settings).map(shown),
-    `${shown(point.variant.stopped)} of ${shown(point.variant.could_fire)}`, percent(point.saved), percent(point.regret, 2),
-    ...(result.split ? [point.outSaved, point.outRegret].map((value, index) => (known(value) ? percent(value, 1 + index) : "–")) : []),
-    known(point.variant.share_lost) ? percent(point.variant.share_lost) : "–",
+    `${shown(point.variant.stopped)} of ${shown(point.variant.could_fire)}`, share(point.saved), share(point.regret, 2),
+    ...(result.split ? [share(point.outSaved), share(point.outRegret, 2)] : []), share(point.variant.share_lost),
   ]);
   return table(["", ...Object.keys(result.axes), "stops", "saved", "regret", ...out, "lost"], rows, [0]);
 }

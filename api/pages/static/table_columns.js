@@ -159,7 +159,9 @@ export function showColumns() {
 }
 
 const search = gathered(async () => {
-  const { items, found } = await ask(address("/api/v1/fields", { text: find.value, limit: LISTED })).catch(() => ({ items: [], found: 0 }));
+  const text = find.value;
+  const { items, found } = await ask(address("/api/v1/fields", { text, limit: LISTED })).catch(() => ({ items: [], found: 0 }));
+  if (text !== find.value) return;
   const shown = new Set(names());
   document.getElementById("found-fields").replaceChildren(
     ...items.map(({ name, kind, runs, columns }) =>

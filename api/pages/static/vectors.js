@@ -26,7 +26,9 @@ let drawn = null;
 export function takeVectors(id) {
   if (!place) return;
   const query = async (sql) => (await post("/api/v1/query", { sql, run: id })).rows;
-  place.addEventListener("toggle", () => place.open && choice.disabled && offer(query).catch(say));
+  const open = () => place.open && choice.disabled && offer(query).catch(say);
+  place.addEventListener("toggle", open);
+  open(); // A reader may have opened it before this script came.
   choice.addEventListener("change", () => show(query).catch(say));
   document.addEventListener("themechange", () => drawn && place.open && drawn());
 }
