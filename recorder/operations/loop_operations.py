@@ -202,24 +202,25 @@ class Receipts:
         kept: The events of the attempts that this one continues; its receipts are taken.
 
     Attributes:
+        position, emit: The same.
         applied: The receipts of what was carried out, in order.
     """
 
     def __init__(self, position: Position, emit: Callable[..., None], kept: Iterable[Event]) -> None:
-        self._position, self._emit = position, emit
+        self.position, self.emit = position, emit
         self.applied = [event for event in kept if event.kind == OPERATION_APPLIED]
 
     def record(self, order: OrderedOperation, details: Mapping[str, Any]) -> None:
         """Record that an operation was carried out."""
         attrs = {**order.to_attrs(), **details}
-        self._emit(OPERATION_APPLIED, attrs=attrs)
-        self.applied.append(Event(OPERATION_APPLIED, step=self._position.step, attrs=attrs))
+        self.emit(OPERATION_APPLIED, attrs=attrs)
+        self.applied.append(Event(OPERATION_APPLIED, step=self.position.step, attrs=attrs))
 
     def refuse(self, order: OrderedOperation, why: str) -> None:
         """Record that an operation was not carried out."""
         why = shortened(why, 500)
-        logger.warning("step %d: %s is refused: %s", self._position.step, order.operation, why)
-        self._emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})
+        logger.warning("step %d: %s is refused: %s", self.position.step, order.operation, why)
+        self.emit(OPERATION_REFUSED, attrs={**order.to_attrs(), "reason": why})
 
     def greatest(self, count: str) -> int:
         """Return a count that receipts keep, which only grows."""
@@ -232,9 +233,7 @@ class Undos:
     Args:
         handlers: What the loop has.
         receipts: Takes the receipts.
-        position: Of the loop.
         warnings: Those of the recorder.
-        emit: Records an event.
         of_all: Returns the values of all ranks, by rank.
         is_alarmed: Whether a rule that orders an undo is true. No restore point is taken then.
         give_up: Asks for a checkpoint and the end of the training, and says why.
@@ -245,9 +244,7 @@ class Undos:
         self,
         handlers: Handlers,
         receipts: Receipts,
-        position: Position,
         warnings: CallWarnings,
-        emit: Callable[..., None],
         of_all: Callable[[Any], list[Any]],
         is_alarmed: Callable[[], bool],
         give_up: Callable[[str], None],
@@ -255,8 +252,8 @@ class Undos:
         is_alone: bool,
     ) -> None:
         self._is_alone = is_alone
-        self._handlers, self._receipts, self._position = handlers, receipts, position
-        self._warnings, self._emit, self._of_all = warnings, emit, of_all
+        self._handlers, self._receipts, self._position = handlers, receipts, receipts.position
+        self._warnings, self._of_all = warnings, of_all
         self._is_alarmed, self._give_up = is_alarmed, give_up
 
     def take_point_if_due(self) -> None:
@@ -284,7 +281,7 @@ class Undos:
             fix = "Load a checkpoint with rollback.to"
             self._warnings.once(f"restore points: none can be taken ({type(error).__name__}: {error}). {fix}")
         else:
-            self._emit(RESTORE_POINT, attrs={"size_bytes": size})
+            self._receipts.emit(RESTORE_POINT, attrs={"size_bytes": size})
 
     def carry_out(self, order: OrderedOperation) -> None:
         """Return to a restore point, on all ranks to the same. Collective in a job with a process group.
@@ -371,13 +368,13 @@ class Operations:
         give_up: Callable[[str], None],
     ) -> None:
         self._gather, self.handlers, self._control, self._position = gather, handlers, control, position
-        self._warnings, self._emit, self._calls = warnings, emit, calls
+        self._warnings, self._calls = warnings, calls
         known = list(kept)
         self.receipts = Receipts(position, emit, known)
         saves = (event for event in known if event.kind == "save")
         self._saves = [SavePoint(event.step, str(event.attrs.get("path", ""))) for event in saves]
-        shared = (handlers, self.receipts, position, warnings, emit, self._of_all)
-        self.undos = Undos(*shared, is_alarmed, give_up, is_alone=gather is None)
+        alone = gather is None
+        self.undos = Undos(handlers, self.receipts, warnings, self._of_all, is_alarmed, give_up, is_alone=alone)
         self._skips: list[_Skip] = []
         self._waiting: list[OrderedOperation] = []
         self._early: list[OrderedOperation] = []

@@ -175,9 +175,7 @@ def _compared(request: Request, baselines: Sequence[Baseline], with_coverage: bo
     report, runs = backtest_once(request, readers)
     readers.expect((passes - 1) * (len(runs) - len(request.runs)))
     results = report.results
-    outcomes, for_baselines = baseline_outcomes(
-        request.policy, baselines, runs, results, request.settings, readers, by_columns
-    )
+    outcomes, for_baselines = baseline_outcomes(request.policy, baselines, runs, results, request.settings, readers)
     endings = [None if one.ending is None else one.ending.event_index for one in results]
     covered = Coverage()
     if with_coverage:

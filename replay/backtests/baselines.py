@@ -25,10 +25,10 @@ import numpy as np
 from ...rules.policy_file.policy import Policy, load_policy, shipped_policies
 from ...store.metric_words import Mode
 from ...store.run import Run
+from ..columns.column_replay import by_columns
 from ..run_pool import RunPool
 from ..runs.judging import facts_under, result_of
 from ..runs.objective import Evaluation, Objective, best, relative
-from ..runs.replaying import DeciderOf
 from ..runs.risk import Risk
 from ..runs.run_result import BacktestSettings, RunResult
 from ..sweeps.losses import losses_at, losses_of_results
@@ -201,7 +201,6 @@ def baseline_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
-    decider_of: DeciderOf,
 ) -> tuple[tuple[BaselineOutcome, ...], int]:
     """Score each baseline on the runs of a backtest, each run by its own objective.
 
@@ -212,13 +211,12 @@ def baseline_outcomes(
         results: The policy's result on each.
         settings: The settings of the backtest.
         readers: The pool to read the runs with.
-        decider_of: As for ``replay_stream``.
 
     Returns:
         The outcome of each baseline, and the number of events read.
     """
     ordinary = [baseline for baseline in baselines if baseline.path is not None]
-    outcomes, read_events = _policy_outcomes(policy, ordinary, runs, results, settings, readers, decider_of)
+    outcomes, read_events = _policy_outcomes(policy, ordinary, runs, results, settings, readers)
     imagined = ImaginedStops(settings.risk, policy)
     for baseline in baselines:
         if baseline.pruner is not None:
@@ -236,7 +234,6 @@ def _policy_outcomes(
     results: Sequence[RunResult],
     settings: BacktestSettings,
     readers: RunPool,
-    decider_of: DeciderOf,
 ) -> tuple[dict[Baseline, BaselineOutcome], int]:
     """Return the outcomes of the baselines that are policies, and the number of events read, all in one pass."""
     # None comes first: a reason that concerns an objective says more.
@@ -254,7 +251,7 @@ def _policy_outcomes(
         return outcomes, 0
     by_objective = {each: tuple(policies.get(each) for _, policies in asked) for each in objectives}
     judged_by = [result.objective for result in results]
-    scores = _BaselineScores(policy, by_objective, settings, decider_of)
+    scores = _BaselineScores(policy, by_objective, settings)
     answers = list(readers.mapped(scores, list(zip(runs, judged_by, strict=True))))
     by_baseline = zip(*(standings for standings, _ in answers), strict=True) if answers else repeat(())
     for (baseline, policies), standings in zip(asked, by_baseline, strict=False):
@@ -305,7 +302,6 @@ class _BaselineScores:
     judged: Policy
     policies: Mapping[Objective | None, tuple[Policy | None, ...]]
     settings: BacktestSettings
-    decider_of: DeciderOf
 
     def __call__(self, asked: tuple[Run, Objective | None]) -> tuple[tuple[BaselineScore | None, ...], int]:
         run, objective = asked
@@ -313,7 +309,7 @@ class _BaselineScores:
         policies = [policy for policy in own if policy is not None]
         if not policies:
             return (None,) * len(own), 0
-        facts = facts_under(policies, run, self.settings, decider_of=self.decider_of, with_curves=False)
+        facts = facts_under(policies, run, self.settings, decider_of=by_columns, with_curves=False)
         results, risk = [result_of(each, objective) for each in facts], self.settings.risk
         # The policy of the backtest says which values the metric can have.
         found = losses_of_results(risk, self.judged, results)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...store.errors import TelemetryError, shortened
 from ...store.event_json import NOT_FINITE
@@ -184,21 +184,13 @@ _KINDS: Final[dict[type[Outcome], str]] = {
 }
 
 
-class OutcomeFields(NamedTuple):
-    """The fields that all outcomes share, in their order."""
-
-    controller: str
-    trigger: str
-    attempt: int
-    rank: int
-    seq: int
-    step: int
-    epoch: float | None
+#: The first fields of all outcomes, in their order.
+OutcomeFields: TypeAlias = tuple[str, str, int, int, int, int, float | None]
 
 
 def outcome_fields(name: str, trigger: str, event: Event) -> OutcomeFields:
     """Return the fields of an outcome at an event."""
-    return OutcomeFields(name, trigger, event.attempt, event.rank, event.seq, event.step, event.epoch)
+    return name, trigger, event.attempt, event.rank, event.seq, event.step, event.epoch
 
 
 def failure_text(error: Exception) -> str:
