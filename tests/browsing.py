@@ -106,3 +106,23 @@ def when(page: Any, condition: str, gesture: Callable[[], object] | None = None)
             again_s = time.monotonic() + 5.0
         page.wait_for_timeout(50)
     return True
+
+
+def held_back(page: Any, pattern: str) -> list[Any]:
+    """Hold back the first request to an address and return the list that it comes into; others go on."""
+    held: list[Any] = []
+    page.route(pattern, lambda route: held.append(route) if not held else route.continue_())
+    return held
+
+
+def until_held(page: Any, held: list[Any]) -> None:
+    """Wait until the request is held back."""
+    while not held:
+        page.wait_for_timeout(50)
+
+
+def release(page: Any, held: list[Any]) -> None:
+    """Let the request go on and wait for its answer."""
+    with page.expect_response(held[0].request.url):
+        held[0].continue_()
+    page.evaluate("() => new Promise((done) => setTimeout(done))")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, holds, when
+from browsing import NEEDS_CHROMIUM, held_back, holds, release, until_held, when
 from served_page import POLICY, SPIKE, WRONG, loss_at, record_run, serving
 from waiting import PATIENCE_S, until
 
@@ -543,3 +543,21 @@ def test_a_step_of_the_headline_leads_to_the_curves_on_a_phone_s_first_screen(op
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     link = page.locator(f".headline a[href='#step={SPIKE}']")
     when(page, f"location.search === '?from={SPIKE - 50}&to={SPIKE + 50}'", link.click)
+
+
+def test_a_note_stays_when_older_facts_come_late(tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    """The first answer about the run does not have it yet."""
+    Recorder(tmp_path, name="noted", quiet=True).close()
+    with serving(tmp_path) as base:
+        page = open_page("/glossary", base=base)
+        held = held_back(page, "**/decisions?*")
+        page.goto(f"{base}/runs/noted")
+        until_held(page, held)
+        page.fill("#annotate [name=text]", "bad shard")
+        page.click("#annotate button")
+        page.wait_for_selector("#annotations td")
+        release(page, held)
+        cells = page.locator("#annotations td").count()
+        page.close()
+
+    assert cells == 4

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, pages, when
+from browsing import NEEDS_CHROMIUM, held_back, pages, release, until_held, when
 from served_page import serving
 
 from api_serving import begin, step
@@ -436,3 +436,31 @@ def test_the_table_has_headings_and_names_for_all_that_acts(open_page: Callable[
     assert page.evaluate("[...document.querySelectorAll('h1')].map((one) => one.textContent)") == ["Runs"]
     assert page.evaluate(nameless) == page.evaluate(doubled) == []
     assert page.evaluate("[...document.querySelectorAll('[aria-sort]')].map((one) => one.ariaSort)") == ["ascending"]
+
+
+def test_the_state_that_was_clicked_last_is_explained(open_page: Callable[..., Any]) -> None:
+    """The headline of the first one comes last here."""
+    page = open_page("/?where=sweep-00")
+    held = held_back(page, "**/headline")
+    page.click("[data-why] >> nth=0")
+    until_held(page, held)
+    page.click("[data-why] >> nth=1")
+    when(page, "document.querySelector('#why > a')")
+    link = page.get_attribute("#why > a", "href")
+    release(page, held)
+
+    assert page.get_attribute("#why > a", "href") == link
+
+
+def test_the_fields_are_those_of_what_was_typed_last(open_page: Callable[..., Any]) -> None:
+    """The answer to the first letters comes last here."""
+    page = open_page("/")
+    held = held_back(page, "**/fields?text=se&*")
+    page.click("#columns")
+    page.fill("#find-field", "se")
+    until_held(page, held)
+    page.fill("#find-field", "loss")
+    page.wait_for_selector("#found-fields input[value='max(eval/loss)']")
+    release(page, held)
+
+    assert page.locator("#found-fields input[value='max(eval/loss)']").count() == 1

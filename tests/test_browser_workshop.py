@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import NEEDS_CHROMIUM, pages, when
+from browsing import NEEDS_CHROMIUM, held_back, pages, release, until_held, when
 from command_line import call
 from served_page import POLICY, SPIKE, record_run, serving
 
@@ -153,15 +153,12 @@ def test_an_old_check_never_replaces_a_newer_one(open_page: Callable[..., Any]) 
     """The answer to the first text comes last here."""
     page = open_page("/backtest?text=stop+if+loss+%3E+3")
     when(page, FIRES)
-    held: list[Any] = []
-    page.route("**/rules/check", lambda route: held.append(route) if not held else route.continue_())
+    held = held_back(page, "**/rules/check")
     write(page, "stop if old(")
-    while not held:
-        page.wait_for_timeout(50)
+    until_held(page, held)
     write(page, "stop if loss > 4")
     when(page, f"{SAID} && {FIRES}.startsWith('Fires')")
-    with page.expect_response("**/rules/check"):
-        held[0].continue_()
+    release(page, held)
 
     assert "old" not in page.inner_text("#checked")
     assert page.is_enabled("#start")
@@ -317,26 +314,6 @@ def test_a_run_that_lacks_the_series_is_no_run_in_which_a_rule_was_quiet(browser
         assert when(page, f"{notes}[0].endsWith('60 firings, first at step 1, the first 40 steps marked')")
 
 
-def held_back(page: Any, pattern: str) -> list[Any]:
-    """Hold back the first request to an address and return the list that it comes into; others go on."""
-    held: list[Any] = []
-    page.route(pattern, lambda route: held.append(route) if not held else route.continue_())
-    return held
-
-
-def until_held(page: Any, held: list[Any]) -> None:
-    """Wait until the request is held back."""
-    while not held:
-        page.wait_for_timeout(50)
-
-
-def release(page: Any, held: list[Any]) -> None:
-    """Let the request go on and wait for its answer."""
-    with page.expect_response(held[0].request.url):
-        held[0].continue_()
-    page.evaluate("() => new Promise((done) => setTimeout(done))")
-
-
 def test_the_rule_file_that_was_chosen_last_is_the_one_that_is_shown(open_page: Callable[..., Any]) -> None:
     """The text of the first one comes last here."""
     page = open_page("/backtest?policy=guard")
@@ -411,3 +388,15 @@ def test_the_curves_are_back_with_the_text_that_they_are_for(open_page: Callable
     write(page, "stop if loss > 3")
 
     assert when(page, f"{drawn} && !document.querySelector('#firings').ariaBusy")
+
+
+def test_what_the_reader_writes_is_not_replaced_by_a_proposal(open_page: Callable[..., Any]) -> None:
+    """The proposal for the spike comes late here."""
+    page = open_page("/glossary")
+    held = held_back(page, "**/rules/proposals")
+    page.goto(page.url.replace("/glossary", f"/backtest?spike=spiky&metric=loss&from={SPIKE}&to={SPIKE}"))
+    until_held(page, held)
+    write(page, "stop if loss > 7")
+    release(page, held)
+
+    assert page.input_value("#rule") == "stop if loss > 7"
