@@ -248,12 +248,7 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         "steps_recorded": result.steps,
         "objective": declared.metric if declared else None,
         "mode": str(declared.mode) if declared else None,
-        "objectives": objectives_json(run.objective for run in result.runs),
-        "renames": dict(result.renames),
-        "plans_by_length": result.plans_by_length,
-        "saves": str(result.saves),
-        "risk": document(result.risk),
-        "confidence": result.confidence,
+        **_terms_json(result),
         "sample": "in",
         "split": None if judged is None else judged.to_json(),
         "winners": len(result.winners),
@@ -264,6 +259,18 @@ def variants_json(result: Sweep, judged: Optimism | None) -> Iterator[JsonObject
         yield {**row, **tried, **own}
 
 
+def _terms_json(result: Sweep) -> JsonObject:
+    """Return by what the variants are judged."""
+    return {
+        "objectives": objectives_json(run.objective for run in result.runs),
+        "renames": dict(result.renames),
+        "plans_by_length": result.plans_by_length,
+        "saves": str(result.saves),
+        "risk": document(result.risk),
+        "confidence": result.confidence,
+    }
+
+
 def sweep_json(result: Sweep, judged: Optimism | None = None) -> JsonObject:
     """Return a whole sweep as one JSON object, with a split also its front out of sample."""
     objective = result.objective
@@ -271,12 +278,7 @@ def sweep_json(result: Sweep, judged: Optimism | None = None) -> JsonObject:
         "policy": {"source": result.policy.source, "digest": result.policy.digest},
         "axes": {name: list(values) for name, values in result.axes.items()},
         "objective": None if objective is None else objective.to_json(),
-        "objectives": objectives_json(run.objective for run in result.runs),
-        "renames": dict(result.renames),
-        "plans_by_length": result.plans_by_length,
-        "saves": str(result.saves),
-        "risk": document(result.risk),
-        "confidence": result.confidence,
+        **_terms_json(result),
         "families": document(FamilyCounts.of(run.family for run in result.runs)),
         "runs": [
             {
