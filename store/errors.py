@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 
 class TelemetryError(Exception):
@@ -196,20 +196,14 @@ def plural(count: float, noun: str) -> str:
     return noun if count == 1 else f"{noun}s"
 
 
-#: Beyond the range of training in single precision, digits alone would fill lines.
-_SHORT: Final = (1e-38, 1e39)
-
-
 def plain(value: float, digits: int = 4) -> str:
-    """Format a number to so many digits, with an exponent only beyond what single precision holds.
+    """Format a number to so many digits, never with an exponent.
 
-    >>> plain(1234567.0), plain(0.0000123), plain(2.5), plain(math.inf), plain(1e300)
-    ('1,235,000', '0.0000123', '2.5', 'inf', '1e+300')
+    >>> plain(1234567.0), plain(0.0000123), plain(2.5), plain(math.inf)
+    ('1,235,000', '0.0000123', '2.5', 'inf')
     """
     if not math.isfinite(value):
         return f"{value}"
-    if value and not _SHORT[0] <= abs(value) < _SHORT[1]:
-        return f"{value:.{digits}g}"
     mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
     decimals = digits - 1 - int(power)
     if decimals > 0:

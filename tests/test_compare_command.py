@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -191,9 +190,9 @@ def test_a_small_alpha_is_not_rounded_to_certainty(store: Path) -> None:
     assert "100% interval" not in printed
 
 
-def test_the_largest_numbers_fit_their_columns(store: Path) -> None:
-    """They have an exponent in place of 300 zeros, and no warning of an overflow."""
-    printed = compare("base", "wild", "--store", store, "--objective", "eval_loss:min")[1]
+def test_the_largest_numbers_are_compared_without_a_warning(store: Path) -> None:
+    """Their differences are infinite, and their spread is."""
+    status, printed = compare("base", "wild", "--store", store, "--objective", "eval_loss:min")
 
-    assert max(map(len, re.search(r"   group.*?\n\n", printed, re.DOTALL)[0].splitlines())) < 100  # type: ignore[index]
-    assert "RuntimeWarning" not in printed
+    assert status == 3
+    assert "4 runs and 6 runs cannot tell whether name=wild is better than name=base" in printed
