@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from shipped_rules import shipped
+from torch import nn
 
 from steptape import Recorder, open_run, verify
 from steptape.replay.runs.replaying import replay
@@ -100,7 +102,7 @@ ROWS = (
     Row("Attention/block_{block}/max_attn_logit", "> 1000", "attention_logit_critical", "critical"),
     Row("Attention/block_{block}/attn_entropy", "collapse", "attention_collapses", points=3),
     Row("Attention/block_{block}/attn_entropy_norm", "< 0.1", "attention_entropy_low"),
-    Row("Residual/block_{block}/rms", "> 2 x the first", "residual_grows"),
+    Row("Residual/block_{block}/rms", "> 2 x the usual", "residual_grows"),
     Row("Residual/block_{block}/outlier_rate_k10", "> 1e-3", "residual_outliers_high"),
     Row("Residual/block_{block}/outlier_rate_k10", "> 1e-2", "residual_outliers_bad", "critical"),
     Row("Activations/{site}/rms", "< 0.5 or > 2", "activation_rms"),
@@ -295,7 +297,7 @@ def recorded(folder: Path, every: int, policy: Policy | str = "nano_train", step
                 "Gradients/depth_ratio_first_last": 0.005 if late else 0.5,
                 "Updates/ratio_global": rng.uniform(0.0, 0.2),
                 "Residual/block_0/rms": 1.0,
-                "Residual/block_11/rms": 3.0 if late else 1.0,
+                "Residual/block_11/rms": 5.0 if late else 1.0,
                 "Attention/block_0/max_attn_logit": 40.0 if late else 5.0,
                 "Attention/block_0/attn_entropy": 1.0 if late else 4.0,
                 "Residual/block_0/outlier_rate_k10": 0.0,
@@ -351,3 +353,46 @@ def test_a_run_without_probes_hears_of_nothing_that_it_lacks(
     kinds = {event.kind for event in open_run(rec.folder).events()}
     assert not kinds & {"decision", "rule_error", "rule_warning"}
     assert "no event has carried" not in caplog.text
+
+
+def trained_layers(folder: Path, late_rate: float) -> tuple[list[float], list[int]]:
+    """Train three layers from scratch, from step 200 on at another rate.
+
+    Return the sizes of the last one's outputs, and the steps at which `residual_grows` fires.
+    """
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(3)))
+    model = nn.Sequential(nn.Linear(16, 32), layers, nn.Linear(32, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    inputs = torch.randn(1024, 16)
+    targets = (inputs @ torch.randn(16, 10)).argmax(1)
+    with Recorder(folder, quiet=True) as rec:
+        rec.watch(model, optimizer, every=10, budget=None)
+        for step in range(1, 401):
+            if step == 200:
+                optimizer.param_groups[0]["lr"] = late_rate
+            rows = torch.randint(1024, (64,))
+            loss: Any = nn.functional.cross_entropy(model(inputs[rows]), targets[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            rec.step(loss=loss)
+    run = open_run(rec.folder)
+    decisions = [each.outcome for each in replay(shipped("nano_train"), run).decisions]
+    sizes = run.series("Residual/block_2/rms")["value"].to_pylist()
+    return sizes, [one.step for one in decisions if one.controller == "residual_grows"]
+
+
+def test_a_healthy_training_outgrows_its_first_outputs_without_an_alarm(tmp_path: Path) -> None:
+    """nano-train's limit, twice the first value, would be passed."""
+    sizes, fired = trained_layers(tmp_path, late_rate=1e-3)
+
+    assert (sizes[-1] > 2 * sizes[5], fired) == (True, [])
+
+
+def test_outputs_that_blow_up_are_found_at_the_next_points(tmp_path: Path) -> None:
+    """The rate leaps to a hundredfold, as by a schedule that is wrong."""
+    _, fired = trained_layers(tmp_path, late_rate=0.1)
+
+    assert fired
+    assert 200 <= fired[0] <= 220
