@@ -400,3 +400,14 @@ def test_what_the_reader_writes_is_not_replaced_by_a_proposal(open_page: Callabl
     release(page, held)
 
     assert page.input_value("#rule") == "stop if loss > 7"
+
+
+def test_a_phone_says_how_many_points_are_outside_also_where_a_rule_is_offered(open_page: Callable[..., Any]) -> None:
+    """A caption has one line there, and what would mislead by its absence comes first."""
+    page = open_page("/runs/spiky?from=140&to=160", width=390)
+    spike_place(page)
+    panel = page.locator("figure[data-metric=loss]")
+    panel.locator("a.write-rule").wait_for()
+    button, tools = panel.locator("button.outside").bounding_box(), panel.locator(".panel-tools").bounding_box()
+
+    assert button["x"] + button["width"] <= tools["x"]

@@ -248,7 +248,7 @@ function drawOn(plot, curves, longest, { marks = [], rings = [], says }) {
     ...annotations.map((mark) => ({ ...mark, kind: "annotation" })),
     ...marks,
   ].map((mark) => ({ ...mark, x: placeOf(longest, mark.step) }));
-  const onDrawn = (view) => plot.note.replaceChildren(...says().map((parts) => element("span", {}, parts)), ...ruleLink(plot), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean));
+  const onDrawn = (view) => plot.note.replaceChildren(...says().map((parts) => element("span", {}, parts)), ...[outsideButton(view, plot.isWhole, () => widen(plot))].filter(Boolean), ...ruleLink(plot));
   chartOf(plot, eventsOf(plot)).draw({
     ...shared(plot), curves, rings, marks: placed, ...standing(longest, { decisions, attempts: run.attempts, annotations }), onDrawn,
   });
