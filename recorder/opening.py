@@ -182,7 +182,7 @@ def open_run(
             opening = _resumed_run(store, point, info.last, policy, is_sure=resume != ALLOW)
         if opening.engine is not None:
             opening = opening._replace(calls=opening.engine.policy.calls)
-    except BaseException as error:
+    except BaseException as error:  # Whatever it is, the other ranks must not wait.
         if rank.has_group:
             rank.broadcast(str(error))
         raise

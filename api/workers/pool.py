@@ -70,7 +70,7 @@ def exchange(
     most_bytes: int = MOST_BYTES,
     on_progress: Callable[[int], object] | None = None,
 ) -> Frame:
-    """Send a request to a worker and return its answer.
+    """Send a request to a worker and return its answer. A worker from which no whole answer comes is ended.
 
     Args:
         worker: The worker.
@@ -104,10 +104,20 @@ def exchange(
                 raise TimeoutError
             if on_progress is not None:
                 on_progress(frame.head["progress"])
-    except TimeoutError:
-        if budget.is_spent:
-            raise
-        raise Busy("the machine is too busy", fix="Try again later") from None
+    except (BrokenFrame, EOFError, OSError) as error:
+        is_busy = isinstance(error, TimeoutError) and not budget.is_spent
+        _end(worker, has_closed=not isinstance(error, (BrokenFrame, TimeoutError)))
+        if is_busy:
+            raise Busy("the machine is too busy", fix="Try again later") from None
+        raise
+
+
+def _end(worker: ChildProcess, *, has_closed: bool) -> None:
+    """End a worker. One that has closed its pipes ends by itself, and has an exit status."""
+    if has_closed:
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(_GRACE_S)
+    worker.end()
 
 
 class WorkerPool:
@@ -218,20 +228,15 @@ class QueryWorkers:
         self._pool.close()
 
     def _asked(self, worker: ChildProcess, question: SqlQuestion, statement: str, seconds: float) -> Frame:
-        """Return a worker's answer. One that is late or dead is stopped."""
+        """Return a worker's answer."""
         most_bytes = self._limits.query_worker_bytes
         try:
             return exchange(worker, question._asdict(), within_s=seconds + _GRACE_S, most_bytes=most_bytes)
-        except Busy:
-            worker.end()
-            raise
         except TimeoutError:
-            worker.end()
             fix = "Query less, or a single run"
             what = f"the query exceeded its limit of {seconds:g} s of processor time and was stopped"
             raise QueryTimedOut(what, got=statement, fix=fix) from None
         except BrokenFrame:
-            worker.end()
             raise QueryRefused("the result is too large", got=statement, fix="Query less") from None
         except (EOFError, OSError):
             what = f"the query process {_ending_of(worker)}"
@@ -256,16 +261,12 @@ class QueryWorkers:
             worker.end()
             raise
         except (EOFError, BrokenFrame, OSError):
-            worker.end()
             raise TelemetryError("the query process did not start") from None
         return worker
 
 
 def _ending_of(worker: ChildProcess) -> str:
-    """End a worker that answers no more, and say how it ended."""
-    with suppress(subprocess.TimeoutExpired):
-        worker.wait(_GRACE_S)
-    worker.end()
+    """Say how a worker ended."""
     if worker.returncode >= 0:
         return f"failed (exit status {worker.returncode})"
     return f"was ended by {signal.Signals(-worker.returncode).name}"
@@ -301,19 +302,13 @@ class RuleWorkers:
             try:
                 most_bytes = limits.job_result_bytes
                 return exchange(worker, request, within_s=limits.rules_s, most_bytes=most_bytes).head["answer"]
-            except Busy:
-                worker.end()
-                raise
             except TimeoutError:
-                worker.end()
                 what = f"the rules exceeded their limit of {limits.rules_s:g} s of processor time and were stopped"
                 raise InvalidRequest(what, fix="Use fewer steps, rules or runs") from None
             except BrokenFrame:
-                worker.end()
                 what = f"the answer exceeds the limit of {limits.job_result_bytes:,} bytes"
                 raise InvalidRequest(what, fix="Use fewer steps or rules") from None
             except (EOFError, OSError):
-                worker.end()
                 fix = "It may have run out of memory: use fewer steps, rules or runs"
                 raise InvalidRequest("the process that ran the rules ended early", fix=fix) from None
 
@@ -376,7 +371,6 @@ class HealthWorkers:
                         worker, trial._asdict(), within_s=limits.rules_s, most_bytes=limits.job_result_bytes
                     )
                 except (Busy, BrokenFrame, EOFError, OSError):
-                    worker.end()
                     raise Busy("the process that replays the rules was ended", fix="Try again") from None
         except Busy:
             if trial not in self._known:

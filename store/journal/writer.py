@@ -370,7 +370,7 @@ class JournalWriter:
         fd = create_locked(path)
         try:
             _write_all(fd, beginning)
-        except BaseException:
+        except BaseException:  # Also Ctrl-C: half a beginning is no journal.
             path.unlink(missing_ok=True)
             os.close(fd)
             raise
