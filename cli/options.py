@@ -646,9 +646,10 @@ class QueryArguments(NamedTuple):
 class AlertArguments(NamedTuple):
     """Send a message when a run dies, stalls, runs again or ends, or when its rules act.
 
-    Watches a store, also one to which runs are pushed, until Ctrl-C ends it. Begins with what happens from its first
-    start on; what it told is kept in the store. Messages go to apprise's addresses, of Slack, Discord, Telegram, mail,
-    web hooks and more. A process list shows a command line: put addresses with secrets into STEPTAPE_NOTIFY.
+    Watches a store, also one to which runs are pushed, until Ctrl-C ends it. What happened before its first start is
+    no news. The store keeps what was sent, for the next start. Messages go to apprise's addresses, of Slack, Discord,
+    Telegram, mail, web hooks and more. A process list shows a command line: put addresses with secrets into
+    STEPTAPE_NOTIFY.
     """
 
     store: Annotated[
