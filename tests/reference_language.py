@@ -615,7 +615,7 @@ def _improved(values: Sequence[float], by: float) -> bool:
         if math.isfinite(value):
             is_better = value < best - by
             best = value if is_better else best
-        elif is_better is not None:
+        else:
             is_better = False
     return bool(_known(is_better))
 

@@ -147,7 +147,7 @@ def test_rules_of_other_semantics_are_not_resumed(tmp_path: Path) -> None:
     document["attempts"][0]["policy"]["semantics_version"] = 5
     path.write_text(json.dumps(document))
 
-    with pytest.raises(UnsupportedVersion, match="of attempt 0: this steptape supports rule semantics 7; got 5"):
+    with pytest.raises(UnsupportedVersion, match="of attempt 0: this steptape supports rule semantics 8; got 5"):
         Recorder(tmp_path, resume="r", rules=policy)
 
     assert json.loads(path.read_text()) == document

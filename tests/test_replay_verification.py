@@ -229,7 +229,7 @@ def test_other_semantics_are_refused_rather_than_compared(run: Run) -> None:
         verify(run)
 
     assert str(refused.value) == (
-        f"{run.folder}, rule file of attempt 0: this steptape supports rule semantics 7; got 5. "
+        f"{run.folder}, rule file of attempt 0: this steptape supports rule semantics 8; got 5. "
         "Use the steptape that wrote it, or record or import the run anew"
     )
     assert recorded == run.decisions().num_rows > 0

@@ -112,7 +112,7 @@ def test_a_certificate_of_other_semantics_is_refused(tmp_path: Path) -> None:
     other = replace(CERTIFICATE, policy=replace(CERTIFICATE.policy, semantics_version=5))
     (tmp_path / "c.json").write_text(other.text, encoding="utf-8")
 
-    with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 7; got 5. Use"):
+    with pytest.raises(UnsupportedVersion, match=r"c.json.policy: this steptape supports rule semantics 8; got 5. Use"):
         read_certificate(tmp_path / "c.json")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -390,9 +391,9 @@ def test_the_name_of_a_metric_says_which_direction_is_better(
     assert [each.outcome.step for each in made if isinstance(each.outcome, Decision)] == expected
 
 
-def improved(values: list[float], by: float = 0) -> list[bool | None]:
+def improved(values: list[float], by: float = 0, skip: int = 0) -> list[bool | None]:
     """Return what ``improved`` reads after each value; None where it is undefined."""
-    fold, found = make_fold("improved", by), list[bool | None]()
+    fold, found = make_fold("improved", by, skip), list[bool | None]()
     for value in values:
         fold.append(value)
         try:
@@ -407,7 +408,7 @@ def improved(values: list[float], by: float = 0) -> list[bool | None]:
     [
         ([3, 2, 2, 1], 0, [True, True, False, True]),
         ([3, 2.5, 2, 1.9], 1, [True, False, False, True]),
-        ([math.nan, 3, math.nan, 2], 0, [None, True, False, True]),
+        ([math.nan, 3, math.nan, 2], 0, [False, True, False, True]),
         ([3, math.inf, -math.inf, 2], 0, [True, False, False, True]),
     ],
 )
@@ -416,6 +417,24 @@ def test_an_improvement_is_counted_from_the_best_value(
 ) -> None:
     """The first finite value is one; small steps add up to the margin; a value that is not finite is none."""
     assert improved(values, by) == expected
+
+
+def test_a_value_that_is_skipped_does_not_count_yet() -> None:
+    """Neither as an improvement nor, where it is not finite, as none."""
+    assert improved([3, 2, math.nan, math.nan], skip=1) == [None, True, True, False]
+
+
+@pytest.mark.parametrize("rules", [["stop if eval_loss has not improved for 3 evaluations"], "early_stopping"])
+def test_a_training_whose_evaluations_are_nan_from_the_first_on_is_stopped(rules: Any, tmp_path: Path) -> None:
+    """As Keras does: none of them is an improvement."""
+    with Recorder(tmp_path, rules=rules, quiet=True) as rec:
+        for _ in range(5):
+            rec.step(loss=1.0)
+            if rec.evaluate(eval_loss=math.nan).should_stop:
+                break
+
+    assert open_run(rec.folder).series("loss").num_rows == 3
+    assert verify(open_run(rec.folder)).identical
 
 
 @pytest.mark.parametrize("start", ["two epochs", "ten%", "-1 epochs", "nan%"])

@@ -370,8 +370,13 @@ class Fold(ABC):
             if len(self._skipped) <= self._skip:
                 return
             value = self._skipped.popleft()
-        if math.isfinite(value):
-            self.number = self.starting(value) if self.number is None else self.following(self.number, value)
+        self.number = self.with_value(value)
+
+    def with_value(self, value: float) -> float | None:
+        """Return the number after one more value that is not skipped; as it was where that is not finite."""
+        if not math.isfinite(value):
+            return self.number
+        return self.starting(value) if self.number is None else self.following(self.number, value)
 
     def starting(self, value: float) -> float:
         """Return the number after the first value."""
@@ -476,16 +481,9 @@ class Improved(Fold):
         self._sign = -1 if is_up else 1
         self._best = math.inf
 
-    def append(self, value: float) -> None:
-        """Take the next value of the series."""
-        super().append(value)
-        if self.number is not None and not math.isfinite(value):
-            self.number = 0
-
-    def starting(self, value: float) -> float:
-        """Return 1."""
-        self._best = self._sign * value
-        return 1
+    def with_value(self, value: float) -> float:
+        """Return 1 for an improvement, else 0."""
+        return self.following(0, value) if math.isfinite(value) else 0
 
     def following(self, number: float, value: float) -> float:  # noqa: ARG002 - as all folds take it
         """Return 1 for an improvement, else 0."""
@@ -499,7 +497,7 @@ class Improved(Fold):
         """Return whether the newest value is an improvement.
 
         Raises:
-            Undefined: The series has had no finite value yet.
+            Undefined: The series has had no value yet.
         """
         return super().read() == 1
 

@@ -28,7 +28,7 @@ from .metrics import METRIC_CLASSES, Metric
 from .operations import OPERATION_CLASSES, Operation
 
 #: Increases when the same policy and the same events may give different decisions than before.
-SEMANTICS_VERSION: Final = 7
+SEMANTICS_VERSION: Final = 8
 
 #: The severities of a decision, the lowest first.
 SEVERITIES: Final = ("info", "warning", "critical")

@@ -67,7 +67,8 @@ FUNCTIONS: Final = (
     Function(
         IMPROVED,
         "improved(s, by=0)",
-        "Whether the newest value is better than the last improvement by more than `by`; the first one is one."
+        "Whether the newest value is better than the last improvement by more than `by`; the first finite one is"
+        " one, and a value that is not finite is none."
         " Greater is better where the name of the metric says so, as `accuracy` does, also of its `mean`;"
         " `improved(-s)` says so for another one.",
     ),
