@@ -162,3 +162,11 @@ def test_reading_a_run_loads_nothing_that_draws() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout == "set()\n"
+
+
+def test_a_plot_is_no_picture_of_another_kind(tmp_path: Path) -> None:
+    """A file of SVG that is called PNG opens nowhere."""
+    with pytest.raises(TelemetryError, match=r"plot.png: a drawing is saved as SVG. Name a file that ends in .svg"):
+        record(tmp_path, "digits").plot("loss").save(tmp_path / "plot.png")
+
+    assert not (tmp_path / "plot.png").exists()

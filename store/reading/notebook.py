@@ -65,7 +65,13 @@ class RunPlot:
         return f'{head} {namespace}>{style}<g class="steptape">{rest}'.replace("</svg>", "</g></svg>")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the drawing to an SVG file."""
+        """Write the drawing to an SVG file.
+
+        Raises:
+            TelemetryError: The name is that of another kind of file.
+        """
+        if Path(path).suffix.lower() not in ("", ".svg"):
+            raise TelemetryError("a drawing is saved as SVG", where=str(path), fix="Name a file that ends in .svg")
         Path(path).write_text(self._repr_svg_(), encoding="utf-8")
 
 
