@@ -255,6 +255,15 @@ def test_no_statement_takes_more_than_it_may(hurried: httpx.Client, name: str) -
     assert patiently(lambda: ask(hurried, "SELECT count(*) AS n FROM steps")).json()["rows"] == [[20]]
 
 
+def test_a_row_larger_than_the_limit_is_all_there_is_unless_another_follows(folder: Path) -> None:
+    """The first row is returned whatever its size."""
+    limits = replace(SMALL, query=replace(SMALL.query, result_bytes=1000))
+    with served(folder / "runs", limits=limits) as client:
+        answers = [ask(client, f"SELECT repeat('x', 5000) FROM range({rows})").json() for rows in (1, 2, 9000)]
+
+    assert [(answer["n_rows"], answer["truncated"]) for answer in answers] == [(1, False), (1, True), (1, True)]
+
+
 def test_a_result_is_cut_at_the_row_limit_and_says_so(client: httpx.Client) -> None:
     """The limit holds for any number of rows and every format."""
     told = ask(client, "SELECT range AS n FROM range(1000000000000)").json()

@@ -395,10 +395,11 @@ def _read(connection: duckdb.DuckDBPyConnection, statement: str, limits: QueryLi
             if rows > limits.rows or size > limits.result_bytes:
                 break
         table = pa.Table.from_batches(batches, reader.schema)
-    if size > limits.result_bytes:
-        kept = min(limits.rows, max(1, table.num_rows * limits.result_bytes // size))
-        return table.slice(0, kept), True
-    return table.slice(0, limits.rows), table.num_rows > limits.rows
+        kept = limits.rows
+        if size > limits.result_bytes:
+            kept = min(limits.rows, max(1, table.num_rows * limits.result_bytes // size))
+        # Only a result of one large row is read on, to know whether that is all.
+        return table.slice(0, kept), table.num_rows > kept or any(batch.num_rows for batch in reader)
 
 
 @contextmanager
