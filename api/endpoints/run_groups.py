@@ -30,6 +30,7 @@ from ...replay.runs.objective import declared_objective
 from ...store.errors import TelemetryError
 from ...store.event_json import encoded
 from ...store.questions import LONGEST, parse, parse_fields
+from ...store.reading.catalog import Look
 from ...store.reading.plot_data import AxisCourse, course_of, course_statistics, robust_range
 from ...store.reading.snapshot import Snapshot
 from ...store.run_fields import bound_field, finite_of, group_word, texts_of
@@ -211,19 +212,20 @@ def compare_groups(request: Request, store: OpenStore, query: Annotated[Comparis
     chosen = _baseline(store, runs, query)
     first = min(runs, key=lambda run: run.entry().summary.age_order) if chosen is None else chosen
     base = next(group for group in groups if first in group.runs)
-    everyone = [find_run(store, entry.summary.run_id) for entry in store.recent().entries]
+    look = store.catalog.look()
+    everyone = [find_run(store, entry.summary.run_id) for entry in look.entries]
     tried = [frozenset(group.ids) for group in groups_of(store, everyone, query.group)]
-    items = [_compared(store, base, group, tried, query.metric) for group in groups if group is not base]
+    items = [_compared(look, base, group, tried, query.metric) for group in groups if group is not base]
     return page_answer(request, ComparisonPage(items=items, next=None), query.format)
 
 
 def _compared(
-    store: Store, base: ComparedGroup, other: ComparedGroup, tried: Iterable[frozenset[str]], metric: str | None
+    look: Look, base: ComparedGroup, other: ComparedGroup, tried: Iterable[frozenset[str]], metric: str | None
 ) -> ComparisonItem:
     ours, theirs = (RunSet(group.name, frozenset(group.ids)) for group in (base, other))
     try:
         objectives = () if metric is None else (declared_objective(metric),)
-        found = compare_sets(store, ours, theirs, tried, ComparisonSettings(objectives=objectives))
+        found = compare_sets(look, ours, theirs, tried, ComparisonSettings(objectives=objectives))
     except TelemetryError as error:
         return ComparisonItem(
             baseline=base.name,

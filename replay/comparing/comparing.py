@@ -109,7 +109,7 @@ def compare(store: Store, baseline: str, candidate: str, settings: ComparisonSet
 
 
 def compare_sets(
-    store: Store,
+    look: Look,
     baseline: RunSet,
     candidate: RunSet,
     groups: Iterable[frozenset[str]],
@@ -118,7 +118,7 @@ def compare_sets(
     """Compare two groups of runs.
 
     Args:
-        store: The store that holds both.
+        look: A scan of the store that holds both.
         baseline: The group to beat.
         candidate: The other group.
         groups: All groups of the candidate's kind, to count the tries before it.
@@ -128,7 +128,7 @@ def compare_sets(
         TelemetryError: A group has no run with the metric; the groups share a run; there is no position that both
             reached with a value; or there are more tries than declared.
     """
-    return _compared(store.catalog.look(), baseline, candidate, groups, settings or ComparisonSettings())
+    return _compared(look, baseline, candidate, groups, settings or ComparisonSettings())
 
 
 def _info(entry: Entry) -> RunInfo:
@@ -148,7 +148,7 @@ def _compared(
     settings: ComparisonSettings,
 ) -> GroupComparison:
     entries = look.by_id
-    infos = {run_id: _info(entry) for run_id, entry in entries.items()}
+    infos = {run_id: _info(entry) for run_id, entry in entries.items() if run_id in baseline.ids | candidate.ids}
     seed = None if settings.seed_key is None else _seed_key(settings.seed_key, look)
     if shared := sorted(baseline.ids & candidate.ids):
         raise TelemetryError(
@@ -161,7 +161,9 @@ def _compared(
     objective = _objective(ordered, settings)
     number = 1 + sum(
         any(_has_metric(unread_run(entries[run_id].folder), objective.metric, settings.renames) for run_id in group)
-        for group in tries_before(candidate.ids, baseline.ids, groups, [*infos.values()])
+        for group in tries_before(
+            candidate.ids, baseline.ids, groups, [entry.snapshot.info for entry in entries.values()]
+        )
     )
     courses = [[(infos[run.run_id], _course(run, objective.metric, settings)) for run in group] for group in ordered]
     point, set_by = (settings.point, None) if settings.point is not None else _common_point(courses)
