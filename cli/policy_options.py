@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict
 
 import typer
 
-from ..replay.columns.variants import policies_of
 from ..replay.policies.automatic_renames import near_names
 from ..replay.ray_pool import RayPool
 from ..replay.runs.event_stream import idle_renames
@@ -137,10 +136,6 @@ class Variants(NamedTuple):
     policy: Policy
     axes: dict[str, list[Param]]
     runs: list[Run]
-
-    def policies(self) -> Iterator[Policy]:
-        """Yield policies that together read what the variants read."""
-        yield from policies_of(self.policy, self.axes)
 
 
 def variants_asked(policy: str, settings: Sequence[str] | None, options: RunsOptions, out: Path | None) -> Variants:

@@ -9,6 +9,7 @@ import typer
 from ...replay.choosing.certification_report import Certification, certification_json, certification_lines
 from ...replay.choosing.certifying import certify as certify_runs
 from ...replay.choosing.population import changes_since
+from ...replay.columns.variants import policies_of
 from ...rules.certificate import read_certificate, tries_sentence
 from ...store.errors import counted
 from ..lookup import runs_asked
@@ -29,7 +30,8 @@ def certify(asked: CertifyArguments) -> None:
     limited, wanted = risk_asked(asked.risk), confidence_asked(asked.risk)
     replaying = replaying_of(asked.replaying)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.output)
-    replaying["renames"] = renames_over(asked.replaying.judging.renames, variants.policies(), variants.runs)
+    read_by = policies_of(variants.policy, variants.axes)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, read_by, variants.runs)
     with reading_runs() as on_progress:
         found = certify_runs(
             *variants,

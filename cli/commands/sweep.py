@@ -8,6 +8,7 @@ from typing import Final
 import typer
 
 from ...replay.choosing.out_of_sample import SplitKind, optimism_of
+from ...replay.columns.variants import policies_of
 from ...replay.reports.sweep_report import limits, sweep_lines, sweep_page, variants_json
 from ...replay.sweeps.sweeping import sweep as sweep_runs
 from ..options import SweepArguments
@@ -23,7 +24,8 @@ def sweep(asked: SweepArguments) -> None:
     replaying = replaying_of(asked.replaying)
     split = None if asked.split is None else _split_of(asked.split)
     variants = variants_asked(asked.policy, asked.settings, asked.chosen, asked.html)
-    replaying["renames"] = renames_over(asked.replaying.judging.renames, variants.policies(), variants.runs)
+    read_by = policies_of(variants.policy, variants.axes)
+    replaying["renames"] = renames_over(asked.replaying.judging.renames, read_by, variants.runs)
     with reading_runs() as on_progress:
         result = sweep_runs(
             *variants,

@@ -149,9 +149,9 @@ def _trees(controller: Controller) -> list[str]:
     return [ast.dump(bound.expression.tree) for bound in controller.bound_rules]
 
 
-def policies_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> list[Policy]:
-    """Return one policy of each structure among the variants; together they read what the variants read."""
-    return [*{id(one.structure): one.structure.policy for one in variants_of(policy, axes)}.values()]
+def policies_of(policy: Policy, axes: Mapping[str, Sequence[Param]]) -> Iterator[Policy]:
+    """Yield one policy of each structure among the variants; together they read what the variants read."""
+    yield from {id(one.structure): one.structure.policy for one in variants_of(policy, axes)}.values()
 
 
 def _inner_names(policy: Policy) -> set[str]:
