@@ -428,7 +428,7 @@ class Entry:
 
 
 #: Part of the key of a kept state. It counts on when the default rules, or their meaning, judge otherwise.
-KEPT_HEALTH: Final = 4
+KEPT_HEALTH: Final = 5
 
 _HEALTH: Final = CachedFiles("health", most=10_000)
 
