@@ -296,7 +296,8 @@ class Undos:
         step = max(set(own).intersection(*(steps for steps, _ in answers)), default=None)
         if step is None:
             lacking = next((points.why_not(each) for each in reversed(points.steps) if each <= latest), "")
-            self._receipts.refuse(order, lacking or f"there is no restore point up to step {latest}")
+            since = f" up to step {latest}" if latest > 0 else " yet"
+            self._receipts.refuse(order, lacking or f"there is no restore point{since}")
             return
         times, most = answers[0][1][step], int(order.call.arguments["times"] or 0)
         if times >= most:

@@ -49,7 +49,7 @@ def fuzz(
         str(Path(sys.executable).with_name("schemathesis")), *configured,
         "run", f"{url}/api/v1/openapi.json", "--url", url,
         "--checks", ",".join(CHECKS), "--max-examples", str(max_examples), "--seed", str(seed), "--no-color",
-        "--request-timeout", "60", "--generation-database", "none",
+        "--request-timeout", "60", "--wait-for-schema", "60", "--generation-database", "none",
         "--phases", phases,
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
