@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from ..rules.effects import ROLL_BACK
 from ..store.errors import NotARun, TelemetryError, require_version
 from ..store.events import OPERATION_APPLIED, Event
 from ..store.lineage import DECIDING_RANK, lineage_of
@@ -347,7 +346,12 @@ def _is_continued(event: Event) -> bool:
 
 
 def _is_rollback(event: Event) -> bool:
-    return event.kind == OPERATION_APPLIED and str(event.attrs.get("operation")).startswith(ROLL_BACK)
+    if event.kind != OPERATION_APPLIED:
+        return False
+    # A run without rules carries out no operations, and does not load their language.
+    from ..rules.effects import rolls_back
+
+    return rolls_back([str(event.attrs.get("operation"))])
 
 
 def _refuse_name(store: Path, name: str) -> None:
