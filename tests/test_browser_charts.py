@@ -397,7 +397,7 @@ def test_a_live_run_appends_what_the_stream_brings(tmp_path: Path, open_page: Ca
         page.on("request", lambda request: asked.append(request.url))
         for step in range(5):
             rec.step(loss=2.0 + step)
-        when(page, f"{view('loss')}.curves[0].xs.length === 25")
+        when(page, f"{view('loss')}.curves[0].ys.length === 25")
         values = page.evaluate(f"{view('loss')}.curves[0].ys.slice(-5)")
         series = [url for url in asked if "/series" in url]
         rec.step(loss=1.0, other=1.0)
