@@ -148,7 +148,7 @@ def test_a_run_that_was_told_as_stalled_is_told_once_when_it_runs_again(
 def test_a_question_for_stalled_runs_tells_when_those_that_were_told_run_again(
     told: bool, store_path: Path, silent: Callable[..., Path], channel: Hook
 ) -> None:
-    """A run of which nobody was told is not news."""
+    """A run that the question left out sends no message when it goes on."""
     begun(store_path, channel)
     where = ("--where", "status:stalled" if told else "name:other")
     look(silent(1000), channel, *where)
@@ -158,7 +158,7 @@ def test_a_question_for_stalled_runs_tells_when_those_that_were_told_run_again(
 
 
 def test_a_dead_run_that_is_resumed_is_told_once(tmp_path: Path, channel: Hook) -> None:
-    """Its end is told as ever."""
+    """The end of the resumed run is told, too."""
     store = begun(tmp_path, channel)
     first = Recorder(store, name="digits", quiet=True)
     first.step(loss=1.0)

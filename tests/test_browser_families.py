@@ -317,4 +317,4 @@ def test_vectors_that_are_opened_before_their_script_has_come_are_drawn(
         page.wait_for_timeout(50)
     held[0].continue_()
 
-    page.wait_for_selector("#vector-plot canvas")
+    assert when(page, "document.querySelector('#vector-plot canvas')")

@@ -91,3 +91,4 @@ def test_a_link_to_a_folded_word_or_curve_opens_it(open_page: Callable[[int], An
     page.click("a[href='#word-regret'] >> nth=0")
 
     page.locator("#word-regret").wait_for(state="visible")
+    assert page.is_visible("#word-regret")

@@ -1,4 +1,4 @@
-"""Notices go to services, of which some may be dead."""
+"""A service that is dead delays no notice to the others."""
 
 from __future__ import annotations
 

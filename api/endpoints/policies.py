@@ -314,7 +314,7 @@ class ProposalAnswer(Model):
     fires: int
     """Number of firings in the whole run."""
     why: str
-    """What the curve does at that place."""
+    """Why the rule is proposed: what the metric does at that step."""
 
 
 class TestRequest(RequestModel):

@@ -57,7 +57,7 @@ _MOST_NAMED: Final = 20
 #: Statuses after which somebody waits for the run to go on.
 _LOST: Final = ("crashed", "failed", "interrupted", "stalled")
 
-#: What is told once it does.
+#: The message about such a run once it writes events again.
 _AGAIN: Final = "running again"
 
 _US_PER_S: Final = 1_000_000

@@ -277,7 +277,7 @@ class Undos:
             kept = counted(len(points.steps), "point")
             what = f"restore points: no room for another; {kept} of before {'is' if kept[:2] == '1 ' else 'are'} kept"
             self._warnings.once(f"{what} ({error})")
-        except Exception as error:  # Optimizers keep anything in their state, and a training goes on without a point.
+        except Exception as error:  # An optimizer may hold any object. The training goes on.
             fix = "Load a checkpoint with rollback.to"
             self._warnings.once(f"restore points: none can be taken ({type(error).__name__}: {error}). {fix}")
         else:
